@@ -34,7 +34,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder_settings import own_settings
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.ranks import RunRanks
-from l2l_nas.runs.resume import given_settings
+from l2l_nas.runs.resume import explicit_settings
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -144,10 +144,10 @@ def prepared(command: str, conf: Any, config: DictConfig, console: Console, **ra
         ranks: see `launch`.
     """
     about = HydraConfig.get()
-    given = given_settings(conf, about.overrides.task, about.overrides.hydra)
-    again = resume_command(command, conf.resume or conf.folder, own_settings(conf))
+    explicit = explicit_settings(conf, about.overrides.task, about.overrides.hydra)
+    line = resume_command(command, conf.resume or conf.folder, own_settings(conf))
     kind = importlib.import_module(f"l2l_nas.cli.{command}").prepared
-    return kind(conf, given=given, files=_hydra_files(config), console=console, again=again, **ranks)
+    return kind(conf, explicit=explicit, files=_hydra_files(config), console=console, resume_command=line, **ranks)
 
 
 def settle_folder(config: DictConfig, mode: str) -> None:

@@ -27,7 +27,7 @@ from l2l_nas.errors import L2LError, SettingError, Stopped, described, one_line,
 from l2l_nas.files import make_folder, read_bytes, write_atomically, write_json
 from l2l_nas.report.comparison import Comparison
 from l2l_nas.report.table import sweep_table
-from l2l_nas.runs.command_line import given_names, spell
+from l2l_nas.runs.command_line import explicit_names, spell
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RUN_NAMES, SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.resume import is_over, refuse_other_settings
@@ -82,7 +82,7 @@ def _end(root: Path, runs: Sequence[list[str]]) -> int:
     """Print a table and write `summary.json`; returns 2 where a run failed."""
     rows: list[dict[str, Any]] = []
     for number, words in enumerate(runs):
-        folder, said = str(root / str(number)), [word for word in words if not given_names([word]) & PLACES]
+        folder, said = str(root / str(number)), [word for word in words if not explicit_names([word]) & PLACES]
         rows.append({"folder": folder, "overrides": said, **outcome(Path(folder))})
         if "error" in rows[-1]:
             report(f"{folder}: {rows[-1]['error']}")
@@ -101,7 +101,7 @@ def _comparisons(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[str],
     groups: dict[tuple[str, ...], list[Path]] = {}
     for row in rows:
         if "error" not in row:
-            words = tuple(word for word in row["overrides"] if given_names([word]) != {"seed"})
+            words = tuple(word for word in row["overrides"] if explicit_names([word]) != {"seed"})
             groups.setdefault(words, []).append(Path(row["folder"]))
     common = set.intersection(*map(set, groups)) if groups else set()
     for words, folders in groups.items():

@@ -46,7 +46,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class SpaceCard:
+class SpaceSummary:
     """A pool without its factories."""
 
     positions: tuple[PositionCard, ...]  # in order
@@ -142,7 +142,7 @@ class SpaceCard:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> SpaceCard:
+    def from_json(cls, content: Mapping[str, Any]) -> SpaceSummary:
         """Read what `to_json` gave.
 
         Raises:
@@ -173,7 +173,7 @@ class SpaceCard:
         return card
 
 
-def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
+def space_summary(pool: LayerPool, shapes: Shapes) -> SpaceSummary:
     """The card of a pool.
 
     Args:
@@ -197,7 +197,7 @@ def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
     }
     sizes = {state: layout_of(pool, state).num_parameters for state in pool.states}
     graph = () if wiring is None else (wiring.inputs, wiring.outputs)
-    return SpaceCard(positions, shape_text(pool.inputs), pool.shared, ties, sizes, *graph)
+    return SpaceSummary(positions, shape_text(pool.inputs), pool.shared, ties, sizes, *graph)
 
 
 def shape_text(specs: Specs) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from l2l_nas.cost.table import MEASURED
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.learned_from import LearnedFrom
 from l2l_nas.report.network import Network, RandomBaseline, finite
 
@@ -26,11 +26,11 @@ _ENDS: dict[str, RunState] = {"done": "finished", "stopped": "stopped", "failed"
 class RunHistory:
     """A run's log, read."""
 
-    card: SpaceCard  # the space searched
+    card: SpaceSummary  # the space searched
     state: RunState  # of the last session; "cut off" if it neither ended nor is known to run
     spent: Mapping[str, float]  # seconds of all sessions by what they went into; parts without any are left out
     versions: Mapping[str, str]  # of what the last session ran on
-    earlier: tuple[SpaceCard, ...] = ()  # the spaces of before, in which candidates may have been that are gone
+    earlier: tuple[SpaceSummary, ...] = ()  # the spaces of before, in which candidates may have been that are gone
     phase: str = ""  # its last one
     sessions: int = 1  # how often the run was started
     finalists: tuple[Network, ...] = ()  # of the last session, in the order they were trained
@@ -97,8 +97,8 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     return RunHistory(
-        card=SpaceCard.from_json(cards[-1]),
-        earlier=tuple(SpaceCard.from_json(card) for card in cards[:-1]),
+        card=SpaceSummary.from_json(cards[-1]),
+        earlier=tuple(SpaceSummary.from_json(card) for card in cards[:-1]),
         state=state,
         phase=phases[-1] if phases else "start",
         sessions=len(sessions),

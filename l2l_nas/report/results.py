@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, pareto_front, ranked
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.network import Network, front, with_cost
 
 PARAMETERS = Goal("parameters", maximize=False)
@@ -19,7 +19,7 @@ _LARGEST = 1e30  # no chart can be drawn of more
 class Results:
     """Trials, and what was trained further."""
 
-    card: SpaceCard  # the space searched
+    card: SpaceSummary  # the space searched
     goals: tuple[Goal, ...]  # one to three
     # all trials; those that are not `in_space` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]

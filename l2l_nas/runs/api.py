@@ -20,7 +20,7 @@ from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
-from l2l_nas.report.card import card_of
+from l2l_nas.report.card import space_summary
 from l2l_nas.report.comparison import Comparison, goals_of
 from l2l_nas.report.html.notebook import render_result
 from l2l_nas.report.network import Network, RandomBaseline, in_order
@@ -127,7 +127,7 @@ class SearchResult:
         pool, goals = self.problem.pool, goals_of(content)
         trained = in_order([one for one in self.finalists if one.trial != self.best.trial], goals)
         finalists = (self.best, *trained) if self.best.is_trained else tuple(trained)
-        results = Results(card_of(pool, check_shapes(pool)), tuple(goals), (), finalists, self.best)
+        results = Results(space_summary(pool, check_shapes(pool)), tuple(goals), (), finalists, self.best)
         page = RunFolder(self.folder).report
         return render_result(results, page=os.path.relpath(page) if page.exists() else "")
 
@@ -193,10 +193,10 @@ def search(
         refuse_class("callbacks", one)
     own, named = parted(settings)
     check_early_stop(own.get("early_stop", "none"))
-    conf, given = conf_of(problem, named)
+    conf, explicit = conf_of(problem, named)
     whole = None if isinstance(problem, str) else problem
     objects = Objects(whole, **own, callbacks=callbacks)
-    again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
+    resume_command = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
     threads = torch.get_num_threads()
     try:
         with joined(world) if world is not None else nullcontext(RunRanks()) as ranks, optuna_as_it_was():
@@ -207,7 +207,9 @@ def search(
                 console = open_terminal(quiet=not progress or not consensus.is_first)
                 if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
                     warn(console, _APART)
-                run = SearchRun(conf, console, given=given, objects=objects, again=again, ranks=ranks)
+                run = SearchRun(
+                    conf, console, explicit=explicit, objects=objects, resume_command=resume_command, ranks=ranks
+                )
             try:
                 run.go()
             except Stopped:
@@ -274,9 +276,9 @@ def parted(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(named.get("costs"), Mapping):
         named = {**named, "costs": named_costs(named["costs"])}
     own = {name: named[name] for name in _OBJECTS if not isinstance(named.get(name), str | Mapping | NoneType)}
-    for name, given in own.items():
+    for name, explicit in own.items():
         if name != "schedule":  # a class makes one of a peak and the steps
-            refuse_class(name, given)
+            refuse_class(name, explicit)
     marks: dict[str, Any] = dict.fromkeys(own, GIVEN)
     if "costs" in own:
         own["costs"] = check_list("search.costs", own["costs"], of=object, wanted="functions or names")
@@ -325,10 +327,10 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
     if "space.pool" in values:
         raise SettingError("search() takes the name of a space first, and space= for its args")
     values = {name: _fitting(name, value, known) for name, value in values.items()}
-    given = entries(values).keys() - ({"folder"} if not values.get("folder") else set())
+    explicit = entries(values).keys() - ({"folder"} if not values.get("folder") else set())
     values["folder"] = values.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"
     values["space.pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
-    return changed(SearchConf(), values), frozenset({*given, "space.pool"})
+    return changed(SearchConf(), values), frozenset({*explicit, "space.pool"})
 
 
 def _spelled(name: str, architecture: object) -> str:

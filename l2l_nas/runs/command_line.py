@@ -38,7 +38,7 @@ def spell(value: Any) -> str:
     return f'"{quoted}"'
 
 
-def given_names(overrides: Collection[str]) -> frozenset[str]:
+def explicit_names(overrides: Collection[str]) -> frozenset[str]:
     """Names of the settings in overrides as Hydra takes them: `train.steps=5`, `++space.args.depth=6`, `space=x`."""
     return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 

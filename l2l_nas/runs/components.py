@@ -155,14 +155,14 @@ class Components:
 
 
 def build_components(
-    conf: SearchConf, objects: Objects, *, given: Collection[str] = (), consensus: Consensus | None = None
+    conf: SearchConf, objects: Objects, *, explicit: Collection[str] = (), consensus: Consensus | None = None
 ) -> Components:
     """Build a search's components.
 
     Args:
         conf: all settings; see `completed`.
         objects: in place of what the settings name.
-        given: names of settings that were given explicitly.
+        explicit: names of settings that somebody named.
         consensus: with the other ranks, if there are any.
 
     Raises:
@@ -195,17 +195,17 @@ def build_components(
     training = build_training(problem, relay, conf, task=trained.measured_task)
     said = conf.strategy
     conf, division = decide_numbers(
-        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, consensus), said=given
+        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, consensus), said=explicit
     )
     if conf.strategy != said:
         phases = _phases(conf, objects, server)
     budget = replace(budget_of(conf), schedule=schedule)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
-    enqueued = _enqueued(conf, objects, pool, given)
+    enqueued = _enqueued(conf, objects, pool, explicit)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
-    is_default = not conf.resume and "search.learn_from" not in given and conf.search.learn_from == [SHIPPED]
+    is_default = "search.learn_from" not in explicit and conf.search.learn_from == [SHIPPED]
     if (why := _no_use_for_earlier_tasks(conf, objects)) and not is_default:
         raise SettingError(why)
     learned = None if why else learned_by(conf, problem, goals[0], is_default=is_default)
@@ -315,10 +315,10 @@ def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Pha
     return phases
 
 
-def _enqueued(conf: SearchConf, objects: Objects, pool: LayerPool, given: Collection[str]) -> list[Architecture]:
+def _enqueued(conf: SearchConf, objects: Objects, pool: LayerPool, explicit: Collection[str]) -> list[Architecture]:
     """What is tried first: a user's own model, unless they say what; other strategies score that by themselves."""
-    is_given = not conf.resume or "search.enqueue" in given
-    is_default = not conf.resume and "search.enqueue" not in given
+    is_given = not conf.resume or "search.enqueue" in explicit
+    is_default = not conf.resume and "search.enqueue" not in explicit
     chooses = conf.strategy["name"] == "default" or objects.strategy is not None
     if is_default and chooses and is_converted(pool):
         return [pool.original]

@@ -82,7 +82,9 @@ def _read(root: Path, name: str, goal: Goal, metrics: Collection[str]) -> tuple[
         scores = tuple(_scores(content, recipe, metrics, goal))
     if not scores:
         raise SettingError(
-            "without a score" if recipe.is_cold else "scored on shared weights, without a network trained by itself"
+            "without a score"
+            if recipe.is_from_scratch
+            else "scored on shared weights, without a network trained by itself"
         )
     whole = max(recipe.whole_steps, *(one.steps for one in scores))
     return EarlierTask(name, content.data, whole, scores), _chosen_by(folder)
@@ -106,10 +108,10 @@ class _Recipe:
     """How a run trained its networks.
 
     Args:
-        is_cold: whether trials were scored on weights of their own; see [Note: what a score is of].
+        is_from_scratch: whether trials were scored on weights of their own; see [Note: what a score is of].
     """
 
-    is_cold: bool
+    is_from_scratch: bool
     trial_steps: int
     finalist_steps: int
 
@@ -121,13 +123,15 @@ class _Recipe:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise StorageError(f"{path}: damaged ({name} is {value!r}); restore it")
             numbers.append(value or 0)
-        is_cold = value_of(config, "search.trial_weights") == "scratch" and name_in(config, "strategy") in _PLAIN
-        return cls(is_cold, *numbers)
+        is_from_scratch = (
+            value_of(config, "search.trial_weights") == "scratch" and name_in(config, "strategy") in _PLAIN
+        )
+        return cls(is_from_scratch, *numbers)
 
     @property
     def whole_steps(self) -> int:
         """Of a training to the end: a finalist's, or a trial's where no training is longer."""
-        return max(1, self.trial_steps if self.is_cold else 0, self.finalist_steps)
+        return max(1, self.trial_steps if self.is_from_scratch else 0, self.finalist_steps)
 
 
 def _choices(space: Mapping[str, Any]) -> dict[str, frozenset[str]]:
@@ -153,7 +157,7 @@ Scores = Iterator[tuple[tuple[str, ...], int, Mapping[str, float]]]
 
 
 def _of_trials(content: StudyContents, recipe: _Recipe) -> Scores:
-    if not recipe.is_cold:
+    if not recipe.is_from_scratch:
         return
     for record in content.records:
         if record.cached:

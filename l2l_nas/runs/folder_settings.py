@@ -163,36 +163,36 @@ def _is_plain_path(text: str) -> bool:
     return not _ADDRESS.search(text) and (not is_there or os.path.isfile(text) or os.path.isdir(text))
 
 
-def must_be_named(withheld: Mapping[str, Any], *, given: Collection[str], schema: type) -> dict[str, Any]:
+def must_be_named(withheld: Mapping[str, Any], *, explicit: Collection[str], schema: type) -> dict[str, Any]:
     """What of a run's settings a command with settings of another folder needs and was not given.
 
     What changes no result but in its last bits, such as the device, is the command's own.
 
     Args:
-        given: names of settings, or of sections, that count for the command.
+        explicit: names of settings, or of sections, that count for the command.
         schema: its settings.
     """
-    return {name: value for name, value, is_needed in _not_named(withheld, given, schema) if is_needed}
+    return {name: value for name, value, is_needed in _not_named(withheld, explicit, schema) if is_needed}
 
 
-def left_out(withheld: Mapping[str, Any], *, given: Collection[str], schema: type) -> str:
+def left_out(withheld: Mapping[str, Any], *, explicit: Collection[str], schema: type) -> str:
     """What to tell of settings that a run had, and has no more when it goes on; they change no result.
 
     Args:
         given, schema: see `must_be_named`.
     """
-    found = {name: value for name, value, is_needed in _not_named(withheld, given, schema) if not is_needed}
+    found = {name: value for name, value, is_needed in _not_named(withheld, explicit, schema) if not is_needed}
     words = words_again(found)
     return f"the run also had what is never taken from a folder; to have it again, name it: {words}" if found else ""
 
 
-def _not_named(withheld: Mapping[str, Any], given: Collection[str], schema: type) -> Iterator[tuple[str, Any, bool]]:
+def _not_named(withheld: Mapping[str, Any], explicit: Collection[str], schema: type) -> Iterator[tuple[str, Any, bool]]:
     """Settings, their values, and whether a result depends on them."""
     known = {one.name: one for one in declared(schema)}
     for name, value in withheld.items():
         places = list(above(name))
         one = next((known[place] for place in places if place in known), None)
-        is_named = any(place in given or f"{place}.name" in given for place in places)
+        is_named = any(place in explicit or f"{place}.name" in explicit for place in places)
         if one is not None and not is_named:
             yield name, value, one.is_code or not rule_of(one.name).is_free
 

@@ -52,7 +52,7 @@ def _check_trainings(conf: SearchConf) -> None:
         raise SettingError(f"search.trainings must be at least 1, or 0 for about 6, got {section.trainings:g}")
     if section.time:
         raise SettingError("search.time and search.trainings each say how long a search takes; leave one of them out")
-    if not is_cold(conf):
+    if not is_from_scratch(conf):
         raise SettingError(
             "search.trainings counts networks trained from first weights, and with search.trial_weights="
             f"{section.trial_weights} trials train others; set search.trial_weights=scratch, or say {_listed(_NUMBERS)}"
@@ -79,16 +79,16 @@ def decide_numbers(
         problem: what is searched.
         phases: of the strategy: without a warm-up, no steps are for it.
         pace: measures the machine, where a time is to be divided.
-        said: names of settings that were given explicitly.
+        said: names of settings that somebody named.
 
     Raises:
         SettingError: a time, or trainings, that are too few.
     """
     section = conf.search
-    given = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
-    if is_cold(conf) or not any(isinstance(phase, WarmUp) for phase in phases):
-        given.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
-    free = [name for name in _NUMBERS if name not in given and (section.finalists or name != "finalist_steps")]
+    explicit = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
+    if is_from_scratch(conf) or not any(isinstance(phase, WarmUp) for phase in phases):
+        explicit.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
+    free = [name for name in _NUMBERS if name not in explicit and (section.finalists or name != "finalist_steps")]
     divides_blocks = bool(section.time) and _has_free_blocks(conf)
     if section.time and not conf.resume and not free and not divides_blocks:
         raise SettingError(
@@ -97,15 +97,15 @@ def decide_numbers(
         )
     # of a run that goes on they were divided; one that was killed before it had settings begins
     trainings = 0.0 if conf.resume and not free else section.trainings
-    if len(given) == len(_NUMBERS) and not trainings and not divides_blocks:
-        return changed(conf, _settings(given)), None
+    if len(explicit) == len(_NUMBERS) and not trainings and not divides_blocks:
+        return changed(conf, _settings(explicit)), None
     found = division(
         problem.pool,
         samples=len(problem.data.train),
         batch_size=conf.train.batch_size,
         trial_weights=section.trial_weights,
-        given={
-            **given,
+        explicit={
+            **explicit,
             "finalists": section.finalists,
             "finalist_rounds": _rounds(conf),
             "num_goals": len(conf.objectives.names),
@@ -115,15 +115,15 @@ def decide_numbers(
     if (blocks := _blocks(phases)) is not None:
         networks = max((phase.num_networks for phase in phases if isinstance(phase, ScoreBlocks)), default=1)
         found = replace(found, block_steps=blocks.steps)
-        found = apart(found, networks=networks, given=kept, most_trials=problem.pool.size)
+        found = apart(found, networks=networks, explicit=kept, most_trials=problem.pool.size)
     if section.time and blocks is not None:
-        found = fitted_apart(found, parse_time(section.time), pace(), divides_blocks=divides_blocks, given=kept)
+        found = fitted_apart(found, parse_time(section.time), pace(), divides_blocks=divides_blocks, explicit=kept)
     elif section.time:
-        found = fitted(found, parse_time(section.time), pace(), given=kept, most_trials=problem.pool.size)
+        found = fitted(found, parse_time(section.time), pace(), explicit=kept, most_trials=problem.pool.size)
     decided: tuple[str, ...] = _NUMBERS
     if trainings:
-        kept = [*given, *(name for name in _FINALISTS if f"search.{name}" in said)]
-        found = in_trainings(found, trainings, given=kept, most_trials=problem.pool.size)
+        kept = [*explicit, *(name for name in _FINALISTS if f"search.{name}" in said)]
+        found = in_trainings(found, trainings, explicit=kept, most_trials=problem.pool.size)
         decided += _FINALISTS
     if divides_blocks:
         conf = replace(conf, strategy={**conf.strategy, "steps": found.block_steps})
@@ -139,7 +139,7 @@ def _blocks(phases: Sequence[Phase]) -> DistilBlocks | None:
     return next((phase for phase in phases if isinstance(phase, DistilBlocks)), None)
 
 
-def is_cold(conf: SearchConf) -> bool:
+def is_from_scratch(conf: SearchConf) -> bool:
     """Whether all begins with first weights, so that there is no warm-up."""
     return conf.search.trial_weights == "scratch"
 
@@ -154,7 +154,7 @@ def _rounds(conf: SearchConf) -> int:
     if section.finalist_rounds is not None:
         return section.finalist_rounds
     steps = 2**31 if section.finalist_steps is None else section.finalist_steps
-    begun = section.steps_per_trial or 0 if is_cold(conf) else 0
+    begun = section.steps_per_trial or 0 if is_from_scratch(conf) else 0
     return len(halved(section.finalists, steps, _ROUNDS, done=begun))
 
 
@@ -175,7 +175,7 @@ def budget_of(conf: SearchConf) -> Budget:
         undecided["steps_per_trial"] = max(1, min(LEAST_STEPS, section.finalist_steps - 1))
     numbers = {name: undecided[name] if number is None else number for name, number in numbers.items()}
     rate = conf.train.learning_rate
-    if is_cold(conf):  # a warm-up would train what nobody uses
+    if is_from_scratch(conf):  # a warm-up would train what nobody uses
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)
     same = {one.name: getattr(section, one.name) for one in fields(Budget) if hasattr(section, one.name)}
     rates = {"learning_rate": rate, "finalist_learning_rate": section.finalist_learning_rate or rate}

@@ -23,7 +23,7 @@ from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.plugins import name_and_arguments
-from l2l_nas.report.card import card_of
+from l2l_nas.report.card import space_summary
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.chart import Sheet
 from l2l_nas.report.charts.pareto import trade_off_charts
@@ -42,7 +42,7 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.mesh import mesh_of
-from l2l_nas.runs.numbers import is_cold
+from l2l_nas.runs.numbers import is_from_scratch
 from l2l_nas.runs.origin import (
     NO_TEST,
     describe_data,
@@ -63,11 +63,11 @@ from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import num_groups
 
 
-def greet(console: Console, components: Components, *, sampler: Any, folder: Path, given: Collection[str]) -> None:
+def greet(console: Console, components: Components, *, sampler: Any, folder: Path, explicit: Collection[str]) -> None:
     """Tell what is searched, where, with what, and which settings change nothing.
 
     Args:
-        given: names of settings that were given explicitly.
+        explicit: names of settings that somebody named.
     """
     conf, problem, relay = components.conf, components.problem, components.training.relay
     pool, bank = problem.pool, relay.bank
@@ -80,7 +80,7 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
         f"sampler {_shown(sampler)}, seed {conf.seed}, into {folder}",
         soft_wrap=True,
     )
-    for line in (*without_effect(conf, given, components.phases), *data_without_effect(conf, given, problem)):
+    for line in (*without_effect(conf, explicit, components.phases), *data_without_effect(conf, explicit, problem)):
         warn(console, line)
     workers = conf.search.workers
     if workers > 1:
@@ -90,7 +90,7 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
         console.print(described(components.division), soft_wrap=True)
     for line in components.learned.lines() if components.learned is not None else ():
         console.print(line, soft_wrap=True)
-    if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
+    if is_from_scratch(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
         console.print("no warm-up: search.trial_weights=scratch would not use its weights")
 
 
@@ -104,17 +104,17 @@ def _shown(sampler: Any) -> str:
     return f"{name} ({changed})" if changed else name
 
 
-def without_effect(conf: SearchConf, given: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
+def without_effect(conf: SearchConf, explicit: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
     """A line for each setting that was given and changes nothing.
 
     Args:
         conf: all settings, the numbers of the search decided.
-        given: names of those that somebody gave.
+        explicit: names of those that somebody gave.
         phases: of the search.
     """
     kinds = {kind.__name__ for phase in phases for kind in type(phase).__mro__}
     for one in declared(SearchConf):
-        named = ", ".join(sorted(name for name in given if name == one.name or name.startswith(f"{one.name}.")))
+        named = ", ".join(sorted(name for name in explicit if name == one.name or name.startswith(f"{one.name}.")))
         if named and one.effect is not None and not one.effect.is_there(conf):
             reason = one.effect.setting
             value = value_of(conf, reason)
@@ -124,9 +124,9 @@ def without_effect(conf: SearchConf, given: Collection[str], phases: Sequence[Ph
             yield f"{named} has no effect with strategy={conf.strategy['name']}, which has no {one.read_by}()"
 
 
-def data_without_effect(conf: SearchConf, given: Collection[str], problem: Problem) -> Iterator[str]:
+def data_without_effect(conf: SearchConf, explicit: Collection[str], problem: Problem) -> Iterator[str]:
     """A line for settings of data that were given where the pool brings its own."""
-    named = sorted(one for one in given if one.partition(".")[0] == "data")
+    named = sorted(one for one in explicit if one.partition(".")[0] == "data")
     if not named or is_builtin(conf.space.pool):
         return
     section = conf.data
@@ -268,7 +268,7 @@ class Output:
         found = Network.from_json(best.entry())
         trained = [Network.from_json(one.entry()) for one in search.finalists]
         return Results(
-            card_of(self.components.problem.pool, check_shapes(self.components.problem.pool)),
+            space_summary(self.components.problem.pool, check_shapes(self.components.problem.pool)),
             tuple(search.goals),
             only_finite(search.allowed(search.study.records), search.goals),
             tuple([found, *in_order(trained, search.goals)] if found.is_trained else trained),

@@ -17,7 +17,7 @@ from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_steps, read_study
 from l2l_nas.nas.study.study import Study
 from l2l_nas.report.blocks import TakenApart
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
@@ -157,7 +157,7 @@ def _of_this_run(
     Raises:
         StorageError: files of different runs in one folder: an architecture is not of the space, or a value is missing.
     """
-    named: list[tuple[Path, Network, tuple[SpaceCard, ...]]]
+    named: list[tuple[Path, Network, tuple[SpaceSummary, ...]]]
     named = [(folder.log, network, (history.card,)) for network in history.finalists]
     if found is not None:
         named.append((folder.result, found, (history.card, *history.earlier)))

@@ -16,7 +16,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_bytes, read_json
 from l2l_nas.report.history import read_events
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.command_line import given_names, spell
+from l2l_nas.runs.command_line import explicit_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, refuse_taken
 from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, read_settings
@@ -41,7 +41,7 @@ _EVALUATED = ("complete", "stopped", "failed")
 _DECIDED = frozenset({"relay.keep", "relay.slots"})
 
 
-def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[str]) -> frozenset[str]:
+def explicit_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[str]) -> frozenset[str]:
     """Names of the settings that somebody gave: in overrides, or in a config file, where it is not the default.
 
     Args:
@@ -50,34 +50,36 @@ def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[s
         of_hydra: overrides of Hydra's own settings.
     """
     differing = deviating(type(conf), conf).keys() - PLACES
-    return given_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in given_names(of_hydra) else set())
+    return (
+        explicit_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in explicit_names(of_hydra) else set())
+    )
 
 
-def refuse_begun(command: str, folder: RunFolder, again: str = "") -> None:
+def refuse_begun(command: str, folder: RunFolder, resume_command: str = "") -> None:
     """Refuse a folder for a new run: one that holds a run or a sweep, or files of the user's under names of a run's.
 
     Args:
         command: that begins: search or train.
-        again: the command that goes on with the run, if it is not that of one run.
+        resume_command: the command that goes on with the run, if it is not that of one run.
 
     Raises:
         StorageError: with what to do.
     """
     if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result)):
-        line = again or SavedRun(folder).again()
+        line = resume_command or SavedRun(folder).resume_command()
         raise StorageError(f"{folder.root} already holds a run; go on with it by: {line}; or choose another folder")
     if (folder.root / SWEEP_CONFIG).exists():
         raise StorageError(f"{folder.root} holds a sweep; go on with it by its command and skip_done=true")
     refuse_taken(folder.root)
 
 
-def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
+def go_on(command: str, conf: Conf, *, explicit: Collection[str]) -> Conf | None:
     """The settings of the run in `conf.resume`, but for those that are said again.
 
     Args:
         command: that goes on: search or train.
         conf: its settings.
-        given: see `given_settings`.
+        explicit: see `explicit_settings`.
 
     Returns:
         None if there was no run: one that was killed before it had settings is started with those given.
@@ -88,7 +90,7 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     """
     folder = RunFolder(Path(value_of(conf, "resume")))
     ours = Path(value_of(conf, "folder"))
-    is_other = "folder" in given and ours != folder.root
+    is_other = "folder" in explicit and ours != folder.root
     if not folder.root.is_dir() and ours != folder.root:
         raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
@@ -98,16 +100,16 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     saved = SavedRun(folder)
     config = saved.config
     if saved.command != command:
-        raise StorageError(f"{folder.root} holds a {saved.noun}; go on with it by: {saved.again()}")
+        raise StorageError(f"{folder.root} holds a {saved.noun}; go on with it by: {saved.resume_command()}")
     if is_other:
         raise _two_folders(conf)
-    given = set(given)
+    explicit = set(explicit)
     if value_of(conf, "relay.budget") == "auto":
-        given.discard("relay.budget")
+        explicit.discard("relay.budget")
     exempt = {*PLACES}
-    if "relay.budget" in given:
-        exempt |= _DECIDED - given
-    found = inherit(conf, folder, given=given, exempt=exempt)
+    if "relay.budget" in explicit:
+        exempt |= _DECIDED - explicit
+    found = inherit(conf, folder, explicit=explicit, exempt=exempt)
     for name, (before, now) in changes(saved.settings.whole, found).items():
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
@@ -135,21 +137,21 @@ class SearchStart:
         """Its own."""
         return RunFolder(Path(self.conf.resume or self.conf.folder))
 
-    def refuse_begun(self, again: str) -> None:
+    def refuse_begun(self, resume_command: str) -> None:
         """Refuse a folder that holds a run which this does not go on with: before all, and when nobody else writes."""
         if not self.conf.resume or (self.is_new and self.folder.config.exists()):
-            refuse_begun("search", self.folder, again)
+            refuse_begun("search", self.folder, resume_command)
 
 
-def search_start(conf: SearchConf, *, given: Collection[str], files: Mapping[str, str] | None) -> SearchStart:
+def search_start(conf: SearchConf, *, explicit: Collection[str], files: Mapping[str, str] | None) -> SearchStart:
     """Read what a search starts or goes on with. Raises SettingError, StorageError: see `go_on`, and `check_bounds`."""
     _refuse_skip_done(conf)
-    before = go_on("search", conf, given=given) if conf.resume else None
+    before = go_on("search", conf, explicit=explicit) if conf.resume else None
     conf = completed(before or conf)
     check_bounds(conf)
     if before is None:
         return SearchStart(conf, files or {}, is_new=True)
-    return SearchStart(conf, {}, is_new=False, left_out=_left_out(conf, given))
+    return SearchStart(conf, {}, is_new=False, left_out=_left_out(conf, explicit))
 
 
 def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
@@ -157,9 +159,9 @@ def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
         raise SettingError("skip_done is for sweeps: add -m")
 
 
-def _left_out(conf: SearchConf | RetrainConf, given: Collection[str]) -> str:
+def _left_out(conf: SearchConf | RetrainConf, explicit: Collection[str]) -> str:
     withheld = read_settings(RunFolder(Path(conf.resume)).config).withheld
-    return left_out(withheld, given=given, schema=type(conf))
+    return left_out(withheld, explicit=explicit, schema=type(conf))
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -189,22 +191,24 @@ def changes(config: Mapping[str, Any], conf: Any) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
+def _chosen(
+    name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, explicit: Collection[str]
+) -> dict[str, Any]:
     """A dict of what was given, and else of the run's; another choice than the run's takes nothing of the run's."""
     is_same_choice = "name" in now and now["name"] == before.get("name")
-    if {name, f"{name}.name"} & set(given) and not is_same_choice:
+    if {name, f"{name}.name"} & set(explicit) and not is_same_choice:
         return dict(now)
     found = dict(before)
     for key, value in now.items():
         entry = f"{name}.{key}"
-        if isinstance(value, Mapping) and any(one.startswith(f"{entry}.") for one in given):
-            found[key] = _chosen(entry, before.get(key) or {}, value, given=given)
-        elif entry in given:
+        if isinstance(value, Mapping) and any(one.startswith(f"{entry}.") for one in explicit):
+            found[key] = _chosen(entry, before.get(key) or {}, value, explicit=explicit)
+        elif entry in explicit:
             found[key] = value
     return found
 
 
-def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Collection[str]) -> Conf:
+def inherit(conf: Conf, folder: RunFolder, *, explicit: Collection[str], exempt: Collection[str]) -> Conf:
     """The settings of a run, but for those that were given and those that the command keeps.
 
     Of settings that are dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
@@ -212,7 +216,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
 
     Args:
         conf: a dataclass of `settings.py`.
-        given: see `given_names`.
+        explicit: see `explicit_names`.
         exempt: names of settings, or of sections, that are this command's own.
 
     Raises:
@@ -224,15 +228,17 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
     for one in declared(type(conf)):
         name = one.name
         found = value_of(saved.config, name)
-        is_kept = _covers(exempt, name) or (_covers(given, name) and name not in CHOICES)
+        is_kept = _covers(exempt, name) or (_covers(explicit, name) and name not in CHOICES)
         if found is None or is_kept:
             continue
         try:
             found = fitting(one, found)
         except SettingError:
             raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
-        taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
-    if own := must_be_named(saved.withheld, given={*exempt, *given}, schema=type(conf)):
+        taken[name] = (
+            _chosen(name, found, value_of(conf, name), explicit=explicit) if isinstance(found, dict) else found
+        )
+    if own := must_be_named(saved.withheld, explicit={*exempt, *explicit}, schema=type(conf)):
         raise SettingError(f"{folder.root}: {name_again(own)}")
     return changed(conf, taken)
 
@@ -278,7 +284,7 @@ def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated
     total = conf.search.trials
     assert total is not None  # decided before
     line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
-    return value, f"{line}; for more: {SavedRun(folder).again({'search.trials': 2 * total})}"
+    return value, f"{line}; for more: {SavedRun(folder).resume_command({'search.trials': 2 * total})}"
 
 
 def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
@@ -296,7 +302,7 @@ def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
         return ""  # lost or damaged: it is made again
     steps = conf.train.steps
     line = f"finished: {steps} of {steps} steps are done and the result is written, nothing to do"
-    return f"{line}; for more: {SavedRun(folder).again({'train.steps': max(1, 2 * steps)})}"
+    return f"{line}; for more: {SavedRun(folder).resume_command({'train.steps': max(1, 2 * steps)})}"
 
 
 def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
@@ -342,22 +348,22 @@ class TrainingStart:
     left_out: str = ""
 
 
-def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[str]) -> TrainingStart:
+def training_start(conf: RetrainConf, folder: RunFolder, *, explicit: Collection[str]) -> TrainingStart:
     """Read what a training starts or goes on with.
 
     Args:
-        given: names of settings that were given explicitly.
+        explicit: names of settings that somebody named.
 
     Raises:
         SettingError: what is given does not go with the folder, or with the run.
         StorageError: the folder holds another run, or something is missing or damaged.
     """
     _refuse_skip_done(conf)
-    before = _as_before(conf, folder, given) if conf.resume else None
+    before = _as_before(conf, folder, explicit) if conf.resume else None
     if before is not None:
         return before
     refuse_start(folder, resume=bool(conf.resume))
-    return _as_in_the_run(conf, given)
+    return _as_in_the_run(conf, explicit)
 
 
 def refuse_start(folder: RunFolder, *, resume: bool) -> None:
@@ -372,12 +378,12 @@ def refuse_start(folder: RunFolder, *, resume: bool) -> None:
         refuse_begun("train", folder)
 
 
-def _as_before(conf: RetrainConf, folder: RunFolder, given: Collection[str]) -> TrainingStart | None:
+def _as_before(conf: RetrainConf, folder: RunFolder, explicit: Collection[str]) -> TrainingStart | None:
     """The settings and the architecture that this training was started with, but for what is given."""
     # compared below, by what they name
-    asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in given}
+    asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in explicit}
     weights = conf.weights
-    found = go_on("train", conf, given=frozenset(given) - asked.keys() - {"weights"})
+    found = go_on("train", conf, explicit=frozenset(explicit) - asked.keys() - {"weights"})
     if found is None:
         return None
     conf = found
@@ -396,14 +402,14 @@ def _as_before(conf: RetrainConf, folder: RunFolder, given: Collection[str]) -> 
                 f"{words} is not the architecture that {folder.root} trains; leave it out, or train it in "
                 "another folder"
             )
-    if "weights" in given:
+    if "weights" in explicit:
         source = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
         if source != conf.weights:
             raise must_stay(folder, "weights", conf.weights, source, rule_of("weights").why)
-    return TrainingStart(conf, before, left_out=_left_out(conf, given))
+    return TrainingStart(conf, before, left_out=_left_out(conf, explicit))
 
 
-def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:
+def _as_in_the_run(conf: RetrainConf, explicit: Collection[str]) -> TrainingStart:
     """The architecture, and settings of the run that it or its weights are from."""
     choice = read_choice(conf.run, conf.architecture, trial=conf.trial)
     run = run_of(Path(conf.run or conf.architecture))
@@ -413,7 +419,7 @@ def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:
         conf = replace(conf, weights=str(weights))
     if run is not None:
         conf = inherit(
-            conf, run, given=given, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
+            conf, run, explicit=explicit, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
         )
         conf = replace(conf, metric=conf.metric or _metric_of(SavedRun(run).config))
     return TrainingStart(conf, choice, run)

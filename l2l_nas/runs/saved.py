@@ -67,7 +67,7 @@ class SavedRun:
         """The same in a sentence."""
         return {"search": "search", "train": "training"}[self.command]
 
-    def again(self, named: Mapping[str, Any] | None = None) -> str:
+    def resume_command(self, named: Mapping[str, Any] | None = None) -> str:
         """The command that goes on with it, with these settings said anew."""
         own = typeable(self.settings.withheld) if self.folder.config.exists() else {}
         return resume_command(self.command, self.folder.root, {**own, **(named or {})})
@@ -89,7 +89,9 @@ class SavedRun:
         path = self.folder.result
         if not path.exists():
             self.refuse_none()
-            raise StorageError(f"{path}: missing, the {self.noun} has not finished; go on with: {self.again()}")
+            raise StorageError(
+                f"{path}: missing, the {self.noun} has not finished; go on with: {self.resume_command()}"
+            )
         return read_json(path)
 
 
@@ -178,7 +180,7 @@ def load_found(
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
-        line = saved.again({} if was_stopped else {"search.finalists": 1})
+        line = saved.resume_command({} if was_stopped else {"search.finalists": 1})
         raise StorageError(f"{run}: {why}, so that it has no weights; go on with: {line}")
     try:
         space, data, train = config["space"], config["data"], config["train"]
@@ -193,7 +195,7 @@ def load_found(
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     own = {name: value for name, value in withheld.items() if name.partition(".")[0] in ("space", "data")}
-    own = must_be_named(own, given={"space.pool"} if pool else (), schema=SearchConf)
+    own = must_be_named(own, explicit={"space.pool"} if pool else (), schema=SearchConf)
     if own and problem is None:
         raise SettingError(f"{run}: {name_again(own)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
@@ -209,7 +211,7 @@ def load_found(
     if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {saved.noun} was cut off "
-            f"while it wrote them; let it finish with: {saved.again()}"
+            f"while it wrote them; let it finish with: {saved.resume_command()}"
         )
     problem = problem_on(problem, server)
     return LoadedRun(folder.root, problem, architecture, server, result, batch_size, micro_batch, relay)

@@ -28,7 +28,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.study.journal import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
-from l2l_nas.report.card import card_of
+from l2l_nas.report.card import space_summary
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
@@ -57,10 +57,10 @@ class SearchRun:
     Args:
         conf: the settings that were given; those of a folder that it goes on in are taken over.
         console: where it tells how far it is.
-        given: names of settings that were given explicitly; one without effect produces a warning.
+        explicit: names of settings that somebody named; one without effect produces a warning.
         objects: in place of what the settings name.
         files: of whoever started it, written beside the settings.
-        again: the command, or the call, that resumes this run.
+        resume_command: the command, or the call, that resumes this run.
         ranks: that do it together; None: this process alone.
     """
 
@@ -69,17 +69,17 @@ class SearchRun:
         conf: SearchConf,
         console: Console,
         *,
-        given: Collection[str],
-        again: str,
+        explicit: Collection[str],
+        resume_command: str,
         objects: Objects | None = None,
         files: Mapping[str, str] | None = None,
         ranks: RunRanks | None = None,
     ) -> None:
         self.ranks = ranks or RunRanks()
         self.consensus = self.ranks.consensus
-        self.console, self.given, self.again = console, given, again
+        self.console, self.explicit, self.resume_command = console, explicit, resume_command
         self.objects = objects = objects or Objects()
-        self.start = search_start(conf, given=given, files=files)
+        self.start = search_start(conf, explicit=explicit, files=files)
         conf, self.folder = self.start.conf, self.ranks.with_weights(self.start.folder)
         has_callbacks = self.consensus.is_first
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks] if has_callbacks else [])
@@ -87,8 +87,8 @@ class SearchRun:
         check_total(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         refuse_on_ranks(conf, self.consensus)
-        check_workers(conf, objects, given=given)
-        self.components = build_components(conf, objects, given=given, consensus=self.consensus)
+        check_workers(conf, objects, explicit=explicit)
+        self.components = build_components(conf, objects, explicit=explicit, consensus=self.consensus)
         self.conf = self.components.conf
         self.compared = compare_published(self.components.problem.pool, self.consensus)
         self.output = Output(self.folder, self.components, console)
@@ -98,7 +98,7 @@ class SearchRun:
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
         started = time.monotonic()
-        self.start.refuse_begun(self.again)
+        self.start.refuse_begun(self.resume_command)
         quiet_optuna()
         with contextlib.ExitStack() as opened:
             workers = None
@@ -109,7 +109,7 @@ class SearchRun:
             shared = self.ranks.shared
             opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay, shared=shared))
             if self.consensus.is_first:
-                self.start.refuse_begun(self.again)
+                self.start.refuse_begun(self.resume_command)
             # one killed before it had a study is started
             resume = self.consensus.first(lambda: bool(self.conf.resume) and self.folder.is_begun)
             return self._go(started, resume=resume, workers=workers)
@@ -187,7 +187,7 @@ class SearchRun:
     def _refuse_fewer_trials(self, study: Study) -> None:
         """Refuse fewer trials than there are. Raises SettingError."""
         done, asked = study.num_evaluated, self.components.search.budget.trials
-        if done > asked and "search.trials" in self.given:
+        if done > asked and "search.trials" in self.explicit:
             raise SettingError(f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}")
 
     def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
@@ -196,10 +196,10 @@ class SearchRun:
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
         about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
-        log.write("space", **card_of(training.problem.pool, check_shapes(training.problem.pool)).to_json())
+        log.write("space", **space_summary(training.problem.pool, check_shapes(training.problem.pool)).to_json())
         if components.learned is not None:
             log.write("learned_from", **components.learned.summary.to_json())
-        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
+        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, explicit=self.explicit)
         if self.compared:
             self.console.print(self.compared, soft_wrap=True)
         greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
@@ -258,7 +258,7 @@ class SearchRun:
         at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
         at += f"; the best of them is in {self.folder.result}" if best is not None else ""
         who = f" by callback {by}" if by else ""
-        self.console.print(f"stopped{who}{at}. Go on with: {self.again}", soft_wrap=True, markup=False)
+        self.console.print(f"stopped{who}{at}. Go on with: {self.resume_command}", soft_wrap=True, markup=False)
 
     @property
     def stopped_by(self) -> Callback | None:

@@ -62,8 +62,8 @@ class TrainRun:
 
     Args:
         conf: the settings that were given; those of a folder are taken over.
-        given: names of those that somebody asked for.
-        again: the command that goes on with it.
+        explicit: names of those that somebody asked for.
+        resume_command: the command that goes on with it.
         files: that Hydra would write, see `hydra_files`.
         console: the terminal.
         ranks: that do it together; None: this process alone.
@@ -73,15 +73,15 @@ class TrainRun:
         self,
         conf: RetrainConf,
         *,
-        given: Collection[str],
-        again: str,
+        explicit: Collection[str],
+        resume_command: str,
         files: Mapping[str, str],
         console: Console,
         ranks: RunRanks | None = None,
     ) -> None:
         check_bounds(conf)
         self.is_resumed = bool(conf.resume)
-        self.again = again
+        self.resume_command = resume_command
         self.files = files
         self.console = console
         self.ranks = ranks or RunRanks()
@@ -89,7 +89,7 @@ class TrainRun:
         self.folder = self.ranks.with_weights(RunFolder(Path(conf.resume or conf.folder)))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         self.callbacks = build_callbacks([*conf.callbacks.values()] if consensus.is_first else [])
-        start = training_start(conf, self.folder, given=given)
+        start = training_start(conf, self.folder, explicit=explicit)
         self.left_out = start.left_out
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_mesh(conf.parallel, consensus.size)
@@ -226,11 +226,11 @@ class TrainRun:
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
             words = " ".join(filter(None, ("stopped", by, done)))
-            self.console.print(f"{words}. Go on with: {self.again}", soft_wrap=True, markup=False)
+            self.console.print(f"{words}. Go on with: {self.resume_command}", soft_wrap=True, markup=False)
             self.consensus.any(False)  # the launcher ends the others when one has ended
             raise Stopped(*filter(None, [by])) from None  # a sweep goes on after a run that a callback stopped
         except KeyboardInterrupt:  # the second Ctrl-C
-            self.console.print(f"stopped at once. Go on from the last save with: {self.again}", soft_wrap=True)
+            self.console.print(f"stopped at once. Go on from the last save with: {self.resume_command}", soft_wrap=True)
             raise Stopped from None
 
     def _identity(self, values: Mapping[str, float]) -> dict[str, Any]:

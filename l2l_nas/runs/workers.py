@@ -31,17 +31,17 @@ def engine_name(conf: SearchConf, objects: Objects) -> str:
     return "processes" if name == "inline" and conf.search.workers > 1 else name
 
 
-def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] = ()) -> None:
+def check_workers(conf: SearchConf, objects: Objects, *, explicit: Collection[str] = ()) -> None:
     """Refuse settings that do not go with several processes.
 
     Args:
-        given: names of settings that were given explicitly.
+        explicit: names of settings that somebody named.
 
     Raises:
         SettingError: named.
     """
     workers, name = conf.search.workers, engine_name(conf, objects)
-    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*given}:
+    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*explicit}:
         raise SettingError(
             f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
             "executor=processes"

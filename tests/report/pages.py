@@ -9,7 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, ranked
-from l2l_nas.report.card import SpaceCard, card_of
+from l2l_nas.report.card import SpaceSummary, space_summary
 from l2l_nas.report.history import read_history
 from l2l_nas.report.results import Results
 from l2l_nas.report.summary import Setting, Summary
@@ -23,12 +23,12 @@ GONE = Architecture(("stem", "old", "wide", "older", "head"))
 _VOID = {"meta", "img", "br"}
 
 
-def card_of_pool(pool: LayerPool | None = None) -> SpaceCard:
+def card_of_pool(pool: LayerPool | None = None) -> SpaceSummary:
     pool = pool or small_pool()
-    return card_of(pool, check_shapes(pool))
+    return space_summary(pool, check_shapes(pool))
 
 
-def hostile_card(depth: int = 3) -> SpaceCard:
+def hostile_card(depth: int = 3) -> SpaceSummary:
     """As a damaged or forged log might describe a space; a pool would refuse such names."""
     content = card_of_pool(small_pool(depth)).to_json()
     content["source"] = HOSTILE
@@ -39,10 +39,10 @@ def hostile_card(depth: int = 3) -> SpaceCard:
         item["candidates"] = [name + HOSTILE for name in item["candidates"]]
         item["skips"] = [name + HOSTILE for name in item["skips"]]
     content["sizes"] = {f"{item['name']}/{name}": 5 for item in content["positions"] for name in item["candidates"]}
-    return SpaceCard.from_json(content)
+    return SpaceSummary.from_json(content)
 
 
-def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURACY, PARAMETERS)) -> list[TrialRecord]:
+def random_trials(card: SpaceSummary, number: int, goals: Sequence[Goal] = (ACCURACY, PARAMETERS)) -> list[TrialRecord]:
     generator = random.Random(0)
     records = []
     for index in range(number):
@@ -82,7 +82,7 @@ def finalist_figures(record: TrialRecord, *, with_test: bool) -> dict:
 
 
 def log_of(
-    card: SpaceCard, *, finalists: Sequence[TrialRecord] = (), until: str = "done", with_test: bool = True
+    card: SpaceSummary, *, finalists: Sequence[TrialRecord] = (), until: str = "done", with_test: bool = True
 ) -> list[dict]:
     """Events of a session: 10 s each of warm-up, trials, finalists; then 2 s of export and 1 s of pictures."""
     samples = {"training": 1077, "validation": 360, **({"test": 359} if with_test else {})}
@@ -125,7 +125,7 @@ def log_of(
 
 
 def summary_of(
-    card: SpaceCard | None = None,
+    card: SpaceSummary | None = None,
     records: Sequence[TrialRecord] = (),
     *,
     goals: Sequence[Goal] = (ACCURACY, PARAMETERS),

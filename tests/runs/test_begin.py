@@ -35,7 +35,7 @@ def prepared(command: str, **settings: object) -> SearchRun | TrainRun:
     conf, kind = {"search": (SearchConf(), SearchRun), "train": (RetrainConf(), TrainRun)}[command]
     values = {"space.pool": "tiny.py:build", "folder": "out", "export": False, **NUMBERS[command], **settings}
     console = Console(quiet=True)
-    return kind(changed(conf, values), console=console, given=values.keys(), again="again", files={})
+    return kind(changed(conf, values), console=console, explicit=values.keys(), resume_command="again", files={})
 
 
 @COMMANDS

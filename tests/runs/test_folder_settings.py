@@ -132,13 +132,13 @@ def test_what_changes_no_result_is_told_in_one_line_and_not_asked_for():
     callbacks = {"C": {"name": "mine.py:C", "at": "tcp://127.0.0.1:1"}}
     conf = changed(SearchConf(), {"relay.threads": 3, "parallel.patience_s": 7.0, "callbacks": callbacks})
     withheld = own_settings(conf)
-    assert must_be_named(withheld, given=(), schema=SearchConf) == {}
-    line = left_out(withheld, given={"relay.threads"}, schema=SearchConf)
+    assert must_be_named(withheld, explicit=(), schema=SearchConf) == {}
+    line = left_out(withheld, explicit={"relay.threads"}, schema=SearchConf)
     words = shlex.split(line.rpartition(": ")[2])
     assert set(words) == {"parallel.patience_s=7.0", "callbacks.C.name=mine.py:C", 'callbacks.C.at="???"'}
     assert "127.0.0.1" not in line
-    assert left_out(withheld, given={"relay", "relay.threads", "parallel", "callbacks"}, schema=SearchConf) == ""
-    assert left_out(own_settings(changed(conf, {"callbacks": {}})), given={"relay.threads"}, schema=SearchConf)
+    assert left_out(withheld, explicit={"relay", "relay.threads", "parallel", "callbacks"}, schema=SearchConf) == ""
+    assert left_out(own_settings(changed(conf, {"callbacks": {}})), explicit={"relay.threads"}, schema=SearchConf)
 
 
 def test_what_is_taken_is_what_was_written():

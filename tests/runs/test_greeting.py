@@ -127,5 +127,5 @@ def test_threads_are_divided_among_all_workers(monkeypatch):
         conf=conf, problem=found, training=training, phases=default_phases(), division=None, learned=None
     )
     console = Console(file=io.StringIO(), width=200)
-    greet(console, parts, sampler="random", folder=Path("run"), given=())
+    greet(console, parts, sampler="random", folder=Path("run"), explicit=())
     assert re.search(r"(\S+) threads? each", console.file.getvalue())[1] == "2"

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.command_line import given_names
+from l2l_nas.runs.command_line import explicit_names
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.resume import given_settings, inherit
+from l2l_nas.runs.resume import explicit_settings, inherit
 from l2l_nas.runs.settings import PLACES, RetrainConf
 
 RUN = {
@@ -30,13 +30,13 @@ def run_of(folder, config) -> RunFolder:
 
 def test_names_of_settings_are_read_from_overrides():
     overrides = ["train.steps=5", "++space.args.depth=6", "~x", "space=digits_conv", "a='b=c'"]
-    assert given_names(overrides) == {"train.steps", "space.args.depth", "x", "space", "a"}
+    assert explicit_names(overrides) == {"train.steps", "space.args.depth", "x", "space", "a"}
 
 
 def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
     conf = changed(RetrainConf(), {"train.batch_size": 64, "space.args": {"depth": 6}})
-    given = {"train.batch_size", "space.args.depth"}
-    conf = inherit(conf, run_of(tmp_path, RUN), given=given, exempt={"folder", "train.learning_rate"})
+    explicit = {"train.batch_size", "space.args.depth"}
+    conf = inherit(conf, run_of(tmp_path, RUN), explicit=explicit, exempt={"folder", "train.learning_rate"})
     assert (conf.seed, conf.train.batch_size, conf.optimizer) == (4, 64, {"name": "adamw", "eps": 1})
     assert conf.space.pool == "digits_shared"
     assert conf.space.args == {"depth": 6, "channels": 8}
@@ -45,21 +45,21 @@ def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
 
 
 def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given={"space"}, exempt={"folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), explicit={"space"}, exempt={"folder"})
     assert (conf.space.pool, conf.space.args, conf.seed) == ("image_blocks", {}, 4)
 
 
 def test_a_section_that_is_kept_is_kept_whole(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given=(), exempt={"train", "folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), explicit=(), exempt={"train", "folder"})
     assert conf.train == RetrainConf().train
 
 
 def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
     run = run_of(tmp_path, {"space": {"pool": "mine.py:build"}})
     with pytest.raises(SettingError, match=r"name it again: space\.pool=mine\.py:build"):
-        inherit(RetrainConf(), run, given=(), exempt=())
+        inherit(RetrainConf(), run, explicit=(), exempt=())
     conf = changed(RetrainConf(), {"space.pool": "other.py:build"})
-    conf = inherit(conf, run, given={"space.pool"}, exempt=())
+    conf = inherit(conf, run, explicit={"space.pool"}, exempt=())
     assert conf.space.pool == "other.py:build"
 
 
@@ -76,7 +76,7 @@ def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
 def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, config):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError, match=r"config\.yaml: damaged"):
-        inherit(RetrainConf(), run_of(tmp_path, config), given=(), exempt=())
+        inherit(RetrainConf(), run_of(tmp_path, config), explicit=(), exempt=())
     assert not (tmp_path / "x").exists()
 
 
@@ -84,7 +84,7 @@ def test_interpolations_are_plain_text(tmp_path):
     conf = inherit(
         RetrainConf(),
         run_of(tmp_path, {"data": {"source": "${oc.env:HOME}", "test_fraction": 0.2}}),
-        given=(),
+        explicit=(),
         exempt=(),
     )
     assert conf.data.source == "${oc.env:HOME}"
@@ -92,7 +92,7 @@ def test_interpolations_are_plain_text(tmp_path):
 
 def test_a_run_without_settings_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
-        inherit(RetrainConf(), RunFolder(tmp_path), given=(), exempt=())
+        inherit(RetrainConf(), RunFolder(tmp_path), explicit=(), exempt=())
 
 
 def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
@@ -100,21 +100,21 @@ def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
     run = run_of(tmp_path, {"optimizer": sgd})
     default = {"name": "adamw", "eps": 1.0}
     conf = changed(RetrainConf(), {"optimizer": default})
-    for given, found in (
+    for explicit, found in (
         ((), sgd),
         (("optimizer",), default),
         (("optimizer.name", "optimizer.eps"), default),
         (("optimizer.eps",), {**sgd, "eps": 1.0}),
     ):
-        assert inherit(conf, run, given=given, exempt=()).optimizer == found
+        assert inherit(conf, run, explicit=explicit, exempt=()).optimizer == found
     again = changed(RetrainConf(), {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}})
-    for given, found in (  # the choice that the run has is none that is made anew
+    for explicit, found in (  # the choice that the run has is none that is made anew
         (("optimizer",), sgd),
         (("optimizer", "optimizer.momentum"), {**sgd, "momentum": 0.9}),
     ):
-        assert inherit(again, run, given=given, exempt=()).optimizer == found
+        assert inherit(again, run, explicit=explicit, exempt=()).optimizer == found
     with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
-        completed(inherit(conf, run, given=("optimizer.eps",), exempt=()))
+        completed(inherit(conf, run, explicit=("optimizer.eps",), exempt=()))
 
 
 def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
@@ -128,5 +128,5 @@ def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
         ({"h": head}, [], {"f": frozen, "h": head}),  # from a config file
     ):
         conf = replace(RetrainConf(), optimizer={"name": "adamw", "groups": groups})
-        given = given_settings(conf, words, [])
-        assert inherit(conf, run, given=given, exempt=PLACES).optimizer["groups"] == found
+        explicit = explicit_settings(conf, words, [])
+        assert inherit(conf, run, explicit=explicit, exempt=PLACES).optimizer["groups"] == found

@@ -104,8 +104,8 @@ def numbers_for(landscape: Landscape, budget: float) -> Division:
     """How the project divides so many whole trainings, as `search.trainings` does."""
     pool = _pool(landscape)
     given = {"finalists": 8, "finalist_rounds": 3}  # the default settings
-    start = division(pool, samples=_SAMPLES, batch_size=_BATCH, trial_weights="scratch", given=given)
-    return in_trainings(start, budget, given=(), most_trials=pool.size)
+    start = division(pool, samples=_SAMPLES, batch_size=_BATCH, trial_weights="scratch", explicit=given)
+    return in_trainings(start, budget, explicit=(), most_trials=pool.size)
 
 
 def _pool(landscape: Landscape) -> LayerPool:

@@ -22,37 +22,37 @@ _TRIALS = 8
 _MOST_STEPS = 2**31 - 1  # as of any setting
 
 
-def apart(start: Division, *, networks: int, given: Collection[str], most_trials: int) -> Division:
+def apart(start: Division, *, networks: int, explicit: Collection[str], most_trials: int) -> Division:
     """What suits a network that is taken apart; see [Note: a time for blocks].
 
     Args:
         start: what was given, and what suits other searches; with the steps of blocks.
         networks: how many are looked for, one for each size.
-        given: names of the numbers that stay.
+        explicit: names of the numbers that stay.
         most_trials: as many architectures as there are.
     """
     trials = min(most_trials, max(_TRIALS * networks, start.finalists))
     return replace(
         start,
-        trials=start.trials if "trials" in given else trials,
-        steps_per_trial=start.steps_per_trial if "steps_per_trial" in given else 0,
+        trials=start.trials if "trials" in explicit else trials,
+        steps_per_trial=start.steps_per_trial if "steps_per_trial" in explicit else 0,
     )
 
 
 def fitted_apart(
-    start: Division, seconds: float, speed: MachineSpeed, *, divides_blocks: bool, given: Collection[str]
+    start: Division, seconds: float, speed: MachineSpeed, *, divides_blocks: bool, explicit: Collection[str]
 ) -> Division:
     """A division that takes about this long; see [Note: a time for blocks].
 
     Args:
         start: made by `apart`.
         divides_blocks: whether steps of blocks are divided, too.
-        given: names of the numbers that stay.
+        explicit: names of the numbers that stay.
 
     Raises:
         SettingError: the least takes longer.
     """
-    recovers = start.finalists > 0 and "finalist_steps" not in given
+    recovers = start.finalists > 0 and "finalist_steps" not in explicit
     found = replace(start, finalist_steps=LEAST["finalist_steps"]) if recovers else start
     found = replace(found, block_steps=0) if divides_blocks else found
     refuse_short(found, seconds, speed)

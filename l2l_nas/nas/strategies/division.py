@@ -68,13 +68,13 @@ _RULES = (
 
 
 def division(
-    pool: LayerPool, *, samples: int, batch_size: int, trial_weights: str, given: Mapping[str, int]
+    pool: LayerPool, *, samples: int, batch_size: int, trial_weights: str, explicit: Mapping[str, int]
 ) -> Division:
     """What suits a space and its data; see [Note: first weights] and [Note: passes].
 
     Args:
         trial_weights: what trials train.
-        given: numbers that somebody named, by the name of their field; they stay. How many finalists, in how many
+        explicit: numbers that somebody named, by the name of their field; they stay. How many finalists, in how many
             rounds at most, and how many goals are among them.
     """
     passing = samples / min(batch_size, samples)
@@ -96,30 +96,30 @@ def division(
         }
     found = {name: _within(name, _rounded(value)) if value else 0 for name, value in wanted.items()}
     found["trials"] = max(1, min(found["trials"], pool.size))
-    return _in_order(Division(**{**found, **given}, trial_weights=trial_weights), given)
+    return _in_order(Division(**{**found, **explicit}, trial_weights=trial_weights), explicit)
 
 
 def fitted(
-    start: Division, seconds: float, pace: MachineSpeed, *, given: Collection[str], most_trials: int
+    start: Division, seconds: float, pace: MachineSpeed, *, explicit: Collection[str], most_trials: int
 ) -> Division:
     """A division that takes about this long; see [Note: a time].
 
     Args:
         start: what it is fitted from.
-        given: names of the numbers that stay.
+        explicit: names of the numbers that stay.
         most_trials: as many architectures as there are.
 
     Raises:
         SettingError: the least takes longer.
     """
-    free = [name for name in LEAST if name not in given and getattr(start, name)]
+    free = [name for name in LEAST if name not in explicit and getattr(start, name)]
 
     def by(factor: float) -> Division:
         wanted = {name: getattr(start, name) * (math.sqrt(factor) if name == "trials" else factor) for name in free}
         rounded = {name: max(LEAST[name], _rounded(value)) for name, value in wanted.items()}
         if "trials" in rounded:
             rounded["trials"] = min(rounded["trials"], most_trials)
-        return _in_order(replace(start, **rounded), given)  # type: ignore[arg-type]
+        return _in_order(replace(start, **rounded), explicit)  # type: ignore[arg-type]
 
     refuse_short(by(1 / _RANGE), seconds, pace)
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
@@ -136,12 +136,12 @@ def refuse_short(least: Division, seconds: float, pace: MachineSpeed) -> None:
         )
 
 
-def in_trainings(start: Division, trainings: float, *, given: Collection[str], most_trials: int) -> Division:
+def in_trainings(start: Division, trainings: float, *, explicit: Collection[str], most_trials: int) -> Division:
     """A race that takes as many steps as so many whole trainings, or a little less; see [Note: trainings].
 
     Args:
         start: what it is made of.
-        given: names of the numbers that stay, "finalists" and "finalist_rounds" among them.
+        explicit: names of the numbers that stay, "finalists" and "finalist_rounds" among them.
         most_trials: as many architectures as there are.
 
     Raises:
@@ -150,22 +150,22 @@ def in_trainings(start: Division, trainings: float, *, given: Collection[str], m
     whole = start.finalist_steps
     steps = math.floor(trainings * whole)
     rule = next(one for one in _RULES if trainings < one.below)
-    if "steps_per_trial" not in given:
+    if "steps_per_trial" not in explicit:
         start = replace(start, steps_per_trial=max(1, min(_rounded(whole / rule.part), whole - 1)))
-    if "finalist_rounds" not in given and start.finalist_rounds > 1:  # 1: there is one finalist
+    if "finalist_rounds" not in explicit and start.finalist_rounds > 1:  # 1: there is one finalist
         start = replace(start, finalist_rounds=rule.rounds)
     most = max(1, min(round(rule.finalists * trainings), most_trials))
-    for finalists in [start.finalists] if "finalists" in given else range(most, 0, -1):
+    for finalists in [start.finalists] if "finalists" in explicit else range(most, 0, -1):
         found = replace(start, finalists=finalists)
         left = steps - (found.steps - found.steps_before_finalists)
-        trials = start.trials if "trials" in given else min(left // found.steps_per_trial, most_trials)
-        is_much = "finalists" not in given and finalists > 1 and steps - left > rule.share * steps
+        trials = start.trials if "trials" in explicit else min(left // found.steps_per_trial, most_trials)
+        is_much = "finalists" not in explicit and finalists > 1 and steps - left > rule.share * steps
         if trials >= finalists and trials * found.steps_per_trial <= left and not is_much:
             found = replace(found, trials=trials)
-            if trials == most_trials and not {"trials", "finalists"} & {*given}:
+            if trials == most_trials and not {"trials", "finalists"} & {*explicit}:
                 found = _with_more_finalists(found, steps)
             return replace(found, finalist_rounds=len(found.rounds))
-    least = replace(start, finalists=start.finalists if "finalists" in given else 1, finalist_rounds=1)
+    least = replace(start, finalists=start.finalists if "finalists" in explicit else 1, finalist_rounds=1)
     raise SettingError(
         f"search.trainings={trainings:g} are {_counted(steps, 'step')}, and these numbers take more: {_parts(least)}; "
         "say more trainings, or less of what was said"
@@ -182,13 +182,13 @@ def _with_more_finalists(found: Division, steps: int) -> Division:
     return found
 
 
-def _in_order(found: Division, given: Collection[str]) -> Division:
+def _in_order(found: Division, explicit: Collection[str]) -> Division:
     """In a race, what was not given follows what was: a finalist trains for twice a trial's steps at least."""
     if not found.is_raced:
         return found
-    if "finalist_steps" not in given:
+    if "finalist_steps" not in explicit:
         return replace(found, finalist_steps=max(found.finalist_steps, 2 * found.steps_per_trial))
-    if "steps_per_trial" not in given:
+    if "steps_per_trial" not in explicit:
         return replace(found, steps_per_trial=min(found.steps_per_trial, max(1, found.finalist_steps // 2)))
     return found
 

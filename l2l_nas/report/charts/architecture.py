@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.space.architecture import Architecture
 
 _FOLDED = 48  # positions of which equal neighbours are one box
@@ -52,7 +52,7 @@ class Box:
         return "\n".join(lines)
 
 
-def boxes_of(card: SpaceCard, architecture: Architecture, *, first: Architecture | None = None) -> tuple[Box, ...]:
+def boxes_of(card: SpaceSummary, architecture: Architecture, *, first: Architecture | None = None) -> tuple[Box, ...]:
     """The boxes of an architecture, in order; equal neighbours of one of more than 48 positions are one box.
 
     Args:
@@ -90,7 +90,7 @@ def _alike(box: Box) -> tuple[object, ...]:
     return box.choice, box.output, box.reads, box.is_skip
 
 
-def _follows(card: SpaceCard, index: int) -> bool:
+def _follows(card: SpaceSummary, index: int) -> bool:
     if card.wiring is None:
         return True
     before = card.positions[index - 1].writes if index else tuple(card.inputs)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from l2l_nas.nas.objectives import TrialRecord, ranked
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.network import TEST, VALIDATION, Network, RandomBaseline
 from l2l_nas.report.results import Results
@@ -75,7 +75,7 @@ class Table:
 TRIAL, ARCHITECTURE = TableColumn("trial", "n"), TableColumn("architecture", "")
 
 
-def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
+def drawn(card: SpaceSummary, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
     words = format_choices(network.architecture, is_whole=True)
     if isinstance(network, TrialRecord) and not network.in_space:
@@ -85,7 +85,7 @@ def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     return Drawn(words, tuple(strip))
 
 
-def coded(card: SpaceCard, record: TrialRecord) -> Drawn:
+def coded(card: SpaceSummary, record: TrialRecord) -> Drawn:
     """The same in as few letters as may be: with 3,000 of them, a page of all names has several megabytes."""
     if not record.in_space:
         return drawn(card, record)
@@ -223,7 +223,7 @@ def front_table(results: Results) -> Table:
     return Table((*columns, ARCHITECTURE), rows)
 
 
-def _is_model_itself(card: SpaceCard, architecture: Architecture) -> bool:
+def _is_model_itself(card: SpaceSummary, architecture: Architecture) -> bool:
     """Whether it is the model that was converted: each position that offers it has the model's own part."""
     pairs = zip(card.positions, architecture.choices, strict=False)
     choices = [choice for position, choice in pairs if position.candidates[0] == "original"]

@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from l2l_nas.nas.objectives import State, counts, num_evaluated
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.diagram import Diagram, lay_out
@@ -112,7 +112,7 @@ def _outcomes(summary: Summary) -> str:
     return ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state])
 
 
-def _drawing(card: SpaceCard, network: Network, *, first: Network) -> Diagram:
+def _drawing(card: SpaceSummary, network: Network, *, first: Network) -> Diagram:
     """A network's boxes; those marked differ from the first's."""
     return lay_out(
         boxes_of(card, network.architecture, first=first.architecture),

@@ -27,18 +27,20 @@ GIVEN = {"warmup_steps", "finalists"}
 def start(**changes):
     numbers = {"warmup_steps": 0, "trials": 240, "steps_per_trial": 6, "finalists": 2, "finalist_steps": 9000}
     found = Division(**{**numbers, "block_steps": 100, "trial_weights": "fork", **changes})
-    return apart(found, networks=1, given=GIVEN | changes.keys(), most_trials=10**6)
+    return apart(found, networks=1, explicit=GIVEN | changes.keys(), most_trials=10**6)
 
 
 def fitted(seconds, *, divides_blocks=True, speed=SPEED, **changes):
-    return fitted_apart(start(**changes), seconds, speed, divides_blocks=divides_blocks, given=GIVEN | changes.keys())
+    return fitted_apart(
+        start(**changes), seconds, speed, divides_blocks=divides_blocks, explicit=GIVEN | changes.keys()
+    )
 
 
 def test_the_best_predicted_networks_are_scored_as_they_are():
     assert (start().trials, start().steps_per_trial) == (8, 0)
     assert start(finalists=12).trials == 12
-    assert apart(start(), networks=3, given=GIVEN, most_trials=10**6).trials == 24
-    assert apart(start(), networks=3, given=GIVEN, most_trials=5).trials == 5
+    assert apart(start(), networks=3, explicit=GIVEN, most_trials=10**6).trials == 24
+    assert apart(start(), networks=3, explicit=GIVEN, most_trials=5).trials == 5
     said = start(trials=99, steps_per_trial=4)
     assert (said.trials, said.steps_per_trial) == (99, 4)
 
@@ -127,11 +129,11 @@ def test_kinds_that_were_not_seen_in_time_count_as_others_do(monkeypatch):
 
 @pytest.mark.slow
 def test_a_search_in_a_time_has_its_numbers_and_keeps_them(tmp_path):
-    given = {
+    explicit = {
         "time": "6s", "trial_weights": "fork", "finalists": 2, "objectives": ["loss"],
         "strategy": {"name": "blockwise", "samples": 24}, "limits": {"parameters": 560},
     }  # fmt: skip
-    l2l_nas.search(problem(), folder=tmp_path / "run", **given)
+    l2l_nas.search(problem(), folder=tmp_path / "run", **explicit)
     numbers = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert 0 < numbers["strategy"]["steps"] <= 100
     assert numbers["search"]["steps_per_trial"] == 0
@@ -142,5 +144,5 @@ def test_a_search_in_a_time_has_its_numbers_and_keeps_them(tmp_path):
     assert again["search"]["finalist_steps"] == numbers["search"]["finalist_steps"]
     assert len([trial for trial in found.study.trials if trial.state.name == "COMPLETE"]) == 9
     with pytest.raises(SettingError, match="the smallest search takes"):
-        l2l_nas.search(problem(), folder=tmp_path / "other", **{**given, "time": "0.01s"})
+        l2l_nas.search(problem(), folder=tmp_path / "other", **{**explicit, "time": "0.01s"})
     assert not (tmp_path / "other").exists()

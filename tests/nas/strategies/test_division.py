@@ -30,15 +30,15 @@ def pool(*candidates: int) -> LayerPool:
     return LayerPool([position(n, count) for n, count in enumerate(candidates)], inputs=TensorSpec((4,)))
 
 
-def divided(*candidates, samples=1077, batch_size=128, given=(), weights="shared", finalists=6, rounds=1):
-    given = {**dict(given), "finalists": finalists, "finalist_rounds": rounds}
-    return division(pool(*candidates), samples=samples, batch_size=batch_size, trial_weights=weights, given=given)
+def divided(*candidates, samples=1077, batch_size=128, explicit=(), weights="shared", finalists=6, rounds=1):
+    explicit = {**dict(explicit), "finalists": finalists, "finalist_rounds": rounds}
+    return division(pool(*candidates), samples=samples, batch_size=batch_size, trial_weights=weights, explicit=explicit)
 
 
-def raced(*candidates, samples=4308, batch_size=64, given=()):
-    given = {"warmup_steps": 0, **dict(given)}
+def raced(*candidates, samples=4308, batch_size=64, explicit=()):
+    explicit = {"warmup_steps": 0, **dict(explicit)}
     return divided(
-        *candidates, samples=samples, batch_size=batch_size, given=given, weights="scratch", finalists=8, rounds=3
+        *candidates, samples=samples, batch_size=batch_size, explicit=explicit, weights="scratch", finalists=8, rounds=3
     )
 
 
@@ -67,19 +67,21 @@ def test_steps_from_first_weights_grow_with_the_root_of_a_pass():
     assert more.finalist_steps == pytest.approx(2 * start.finalist_steps, rel=0.03)
     assert more.trials == start.trials == 9
     # all alike: as long as the longest of the halved
-    alike = divided(6, 6, 6, samples=4308, batch_size=64, given={"warmup_steps": 0}, weights="scratch", finalists=8)
+    alike = divided(6, 6, 6, samples=4308, batch_size=64, explicit={"warmup_steps": 0}, weights="scratch", finalists=8)
     assert alike.finalist_steps == 740
-    nobody = divided(6, 6, 6, given={"warmup_steps": 0}, weights="scratch", finalists=0)
+    nobody = divided(6, 6, 6, explicit={"warmup_steps": 0}, weights="scratch", finalists=0)
     assert nobody.steps == nobody.trials * nobody.steps_per_trial
 
 
 def test_a_finalist_of_a_race_trains_longer_than_its_trial_whatever_was_said():
-    assert raced(6, 6, 6, given={"steps_per_trial": 5000}).finalist_steps == 10_000
-    short = raced(6, 6, 6, given={"finalist_steps": 60})
+    assert raced(6, 6, 6, explicit={"steps_per_trial": 5000}).finalist_steps == 10_000
+    short = raced(6, 6, 6, explicit={"finalist_steps": 60})
     assert (short.steps_per_trial, short.finalist_steps) == (30, 60)
-    both = raced(6, 6, 6, given={"finalist_steps": 60, "steps_per_trial": 50})
+    both = raced(6, 6, 6, explicit={"finalist_steps": 60, "steps_per_trial": 50})
     assert (both.steps_per_trial, both.finalist_steps) == (50, 60)
-    fit = fitted(raced(6, 6, 6, given={"steps_per_trial": 500}), 70.0, PACE, given=["steps_per_trial"], most_trials=99)
+    fit = fitted(
+        raced(6, 6, 6, explicit={"steps_per_trial": 500}), 70.0, PACE, explicit=["steps_per_trial"], most_trials=99
+    )
     assert fit.finalist_steps >= 1000
 
 
@@ -99,13 +101,13 @@ def test_nothing_is_without_end_or_nothing():
     assert (huge.warmup_steps, huge.trials, huge.finalist_steps) == (20_000, 256, 10_000)
     tiny = divided(2, samples=3)
     assert (tiny.warmup_steps, tiny.trials, tiny.finalist_steps) == (40, 2, 38)  # there are no more architectures
-    assert fitted(tiny, 3600.0, PACE, given=[], most_trials=2).trials == 2
+    assert fitted(tiny, 3600.0, PACE, explicit=[], most_trials=2).trials == 2
 
 
 def test_what_is_said_stays():
-    found = divided(6, 6, 6, given={"warmup_steps": 7, "trials": 3})
+    found = divided(6, 6, 6, explicit={"warmup_steps": 7, "trials": 3})
     assert (found.warmup_steps, found.trials) == (7, 3)
-    fit = fitted(found, 60.0, PACE, given=["warmup_steps", "trials"], most_trials=99)
+    fit = fitted(found, 60.0, PACE, explicit=["warmup_steps", "trials"], most_trials=99)
     assert (fit.warmup_steps, fit.trials) == (7, 3)
     assert fit.finalist_steps > found.finalist_steps
 
@@ -115,12 +117,12 @@ def test_what_is_said_stays():
 @pytest.mark.parametrize("by", [divided, raced])
 def test_a_division_takes_the_time_that_it_is_given(seconds, workers, by):
     pace = MachineSpeed(0.01, 0.1, workers)
-    found = fitted(by(*[6] * 8), seconds, pace, given=[], most_trials=10**6)
+    found = fitted(by(*[6] * 8), seconds, pace, explicit=[], most_trials=10**6)
     assert 0.8 * seconds < pace.seconds(found) <= seconds
 
 
 def test_twice_the_time_is_more_of_everything_and_of_trials_least():
-    once, thrice = (fitted(divided(*[6] * 8), seconds, PACE, given=[], most_trials=10**6) for seconds in (60, 180))
+    once, thrice = (fitted(divided(*[6] * 8), seconds, PACE, explicit=[], most_trials=10**6) for seconds in (60, 180))
     growth = thrice.warmup_steps / once.warmup_steps
     assert 1 < thrice.trials / once.trials < growth
     assert thrice.finalist_steps / once.finalist_steps == pytest.approx(growth, rel=0.1)
@@ -130,7 +132,7 @@ def test_a_time_too_short_is_refused_with_what_the_least_takes():
     with pytest.raises(
         SettingError, match=r"search\.time is 2 s.*the smallest search takes \d s.*20 steps of warm-up, 8"
     ):
-        fitted(divided(*[6] * 8), 2.0, PACE, given=[], most_trials=10**6)
+        fitted(divided(*[6] * 8), 2.0, PACE, explicit=[], most_trials=10**6)
 
 
 def test_seconds_of_a_search_shared_by_workers():
@@ -175,9 +177,9 @@ def test_measuring_leaves_no_trace(tmp_path):
     assert pace.workers == 2
 
 
-def on_the_default_task(trainings, given=(), most_trials=10**6, **changes):
+def on_the_default_task(trainings, explicit=(), most_trials=10**6, **changes):
     start = replace(raced(5, *[8] * 3, 5, *[8] * 3, 3), **changes)
-    return in_trainings(start, trainings, given=[*given, *changes], most_trials=most_trials)
+    return in_trainings(start, trainings, explicit=[*explicit, *changes], most_trials=most_trials)
 
 
 def test_the_trainings_of_the_default_search_give_the_default_search():

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import small_pool
@@ -57,7 +57,7 @@ GRAPHS = {"unet": unet_pool(), "cell": cell_pool(), "decoder": decoder_pool()}
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_is_no_chain_is_drawn_as_its_network_reads_it(name: str) -> None:
     pool, draw = GRAPHS[name], random.Random(0)
-    card = SpaceCard.from_json(json.loads(json.dumps(card_of_pool(pool).to_json())))
+    card = SpaceSummary.from_json(json.loads(json.dumps(card_of_pool(pool).to_json())))
     for _ in range(20):
         architecture = pool.architecture([draw.choice(p.candidates).name for p in pool.positions])
         path = pool.path(architecture)
@@ -78,7 +78,7 @@ def test_a_chain_s_card_needs_no_values_and_its_boxes_show_none() -> None:
     chain = {name: content[name] for name in ("source", "shared", "ties", "sizes")}
     known = ("name", "candidates", "skips", "output")  # as logs of before values were there have them
     chain["positions"] = [{name: position[name] for name in known} for position in content["positions"]]
-    assert SpaceCard.from_json(chain) == SpaceCard.from_json(content) == card_of_pool()
+    assert SpaceSummary.from_json(chain) == SpaceSummary.from_json(content) == card_of_pool()
     assert all(box.follows and not box.reads and box.title == box.names for box in boxes_of(card_of_pool(), CHOSEN))
 
 
@@ -86,4 +86,4 @@ def test_a_card_whose_values_cannot_be_is_refused() -> None:
     content = card_of_pool(unet_pool()).to_json()
     content["positions"][1]["reads"] = ["nothing"]
     with pytest.raises(ValueError, match="reads 'nothing', which nothing before it writes"):
-        SpaceCard.from_json(content)
+        SpaceSummary.from_json(content)
