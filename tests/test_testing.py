@@ -83,7 +83,7 @@ def test_our_samplers_with_two_objectives(name):
 @pytest.mark.parametrize("name", sorted(EARLY_STOPS))
 @pytest.mark.parametrize("num_goals", [1, 2])
 def test_our_rules_of_early_stopping(name, num_goals):
-    testing.check_early_stop(lambda goals: EARLY_STOPS[name](goals, 0.5), num_goals=num_goals)
+    testing.check_early_stop(lambda goals: EARLY_STOPS[name](goals), num_goals=num_goals)
 
 
 @pytest.mark.slow

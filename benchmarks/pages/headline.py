@@ -26,8 +26,14 @@ def measured() -> str:
 
 def _search() -> str:
     told = [f"{words}: {points(searches.ahead(task))}" for task, words in TASKS.items()]
-    again = [points(searches.ahead(task, again="_again")) for task in TASKS]
-    return f"{'; '.join(told)}. Measured again: {'; '.join(again)}. An interval that holds 0 shows no difference"
+    three, alone, again = (
+        "; ".join(points(searches.ahead(task, kind=kind)) for task in TASKS)
+        for kind in ("_3_trainings", "_alone", "_alone_again")
+    )
+    return (
+        f"{'; '.join(told)}. With half of the steps: {three}. Without the runs that come with the space: {alone}; "
+        f"measured again {again}. An interval that holds 0 shows no difference"
+    )
 
 
 def _packages() -> str:

@@ -209,10 +209,11 @@ def test_a_copy_of_a_tied_weight_may_be_there_and_another_one_not(saved, name, c
 def test_a_function_of_one_s_own_may_give_a_published_pool_and_data_another_tokenizer(saved, tmp_path, monkeypatch):
     _, folder = saved("gpt2")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = f"import l2l_nas.pretrained.pool as pool\n\ndef build():\n    return pool.published_pool('hf:{folder}')\n"
     (tmp_path / "mine.py").write_text(text)
     (tmp_path / "mine.txt").write_text("What a text says.\n\n" * 40)
-    more = {"validation_fraction": 0.2, "length": 17, "cache": str(tmp_path / "cache"), "tokenizer": "bytes"}
+    more = {"validation_fraction": 0.2, "length": 17, "tokenizer": "bytes"}
     assert isinstance(load_problem("mine.py:build", {}, source="mine.txt", **more).pool.tokenizer, Bytes)
 
 

@@ -165,7 +165,7 @@ def test_what_ranks_exchange_runs_beside_the_layers_by_default(size):
 
 @pytest.mark.parametrize("options", [{}, {"update": "exact", "clip": Clip(0.5)}, {"device_budget": "all"}])
 def test_one_process_exchanges_nothing(monkeypatch, options):
-    for name in ("gather", "swap"):
+    for name in ("all_gather", "all_to_all"):
         monkeypatch.setattr(Alone, name, None)
     server = server_of(dense_pool(48), Alone(), optimizer=AdamW(), seed=5)
     assert type(server) is ParamServer
