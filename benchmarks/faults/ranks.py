@@ -64,7 +64,7 @@ class Harm:
 
     def install(self) -> None:
         """Wrap what is counted. The process is one that ends soon."""
-        for name in ("gather", "swap"):
+        for name in ("all_gather", "all_to_all"):
             _wrap(GroupExchange, name, self._exchange)
         _wrap(Checkpoint, "save", self._save)
         _wrap(World, "leave", self._leave)
