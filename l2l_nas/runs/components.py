@@ -209,8 +209,6 @@ def build_components(
     if (why := _no_use_for_earlier_tasks(conf, objects)) and not is_default:
         raise SettingError(why)
     learned = None if why else learned_by(conf, problem, goals[0], is_default=is_default)
-    if learned is None:
-        conf = changed(conf, {"search.learn_from": []})
     search = SearchComponents(
         relay=relay,
         trainer=training.trainer,

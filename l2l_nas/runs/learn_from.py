@@ -14,9 +14,10 @@ from pathlib import Path
 
 from l2l_nas.arguments import check_path
 from l2l_nas.errors import SettingError, StorageError, one_line
-from l2l_nas.files import read_json, write_atomically
+from l2l_nas.files import read_bytes, read_json, write_atomically
 from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.report.history import read_events
 from l2l_nas.report.learned_from import LearnedFrom
 from l2l_nas.report.text import counted
 from l2l_nas.runs.earlier_run import read_earlier_run
@@ -124,14 +125,22 @@ def learned_by(conf: SearchConf, problem: Problem, goal: Goal, *, is_default: bo
         source=conf.data.source if is_builtin(conf.space.pool) else "",
     )
     goes_on = bool(conf.resume) and folder.config.exists()  # one that was killed before it had settings begins
-    if goes_on and (folder.earlier_tasks.exists() or folder.is_begun):
+    if goes_on and (folder.earlier_tasks.exists() or _had_learned(folder)):
         return stored_tasks(folder, learner)
+    if goes_on and is_default and folder.is_begun:  # what comes with the space was of no use
+        return None
     try:
         return replace(learn(names, learner), is_default=is_default)
     except SettingError:  # the space ships no runs, or for other goals
         if not is_default:
             raise
         return None
+
+
+def _had_learned(folder: RunFolder) -> bool:
+    """Whether a run that goes on tells that it began with what earlier runs found."""
+    text = read_bytes(folder.log).decode("utf-8", "replace") if folder.log.exists() else ""
+    return any(event["event"] == "learned_from" for event in read_events(text))
 
 
 def learn(names: Sequence[str], learner: Learner) -> Learned:

@@ -95,9 +95,9 @@ def test_retired_candidates_are_not_proposed_and_frozen_ones_are_used_and_not_tr
     before = trials_of(finished)
     relu = weights_of(finished, "layer0/relu")
     old = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
-    words = [*WORDS, "search.trials=24", "sampler=random", "resume=run", "search.freeze=[layer1/tanh]"]
+    words = [*WORDS, "search.trials=40", "sampler=random", "resume=run", "search.freeze=[layer1/tanh]"]
     assert main([*words, "search.retire=[*/relu,layer0/skip]"]) == 0
-    trials = check_consistent(finished, 24)
+    trials = check_consistent(finished, 40)
     for trial in trials[len(before) :]:
         choices = trial.user_attrs["architecture"]
         assert "relu" not in choices
@@ -108,9 +108,9 @@ def test_retired_candidates_are_not_proposed_and_frozen_ones_are_used_and_not_tr
     for layer, was in old.items():
         new = weights_of(finished, layer)
         assert all(torch.equal(was[name], new[name]) for name in was) == (layer == "layer1/tanh")
-    assert main(["search", OWN, "search.trials=25", "resume=run"]) == 0  # the folder knows it
+    assert main(["search", OWN, "search.trials=41", "resume=run"]) == 0  # the folder knows it
     assert "relu" not in trials_of(finished)[-1].user_attrs["architecture"]
-    assert main(["search", OWN, "search.trials=26", "resume=run", "search.retire=[]"]) == 0  # they are back
+    assert main(["search", OWN, "search.trials=42", "resume=run", "search.retire=[]"]) == 0  # they are back
     assert "layer0" in trials_of(finished)[-1].params
 
 
