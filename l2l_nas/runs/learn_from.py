@@ -195,7 +195,7 @@ class _Reader:
             run, chosen_by = self._read(root, root.name)
             is_own = run.data in asked.digests or root.name == Path(asked.source).stem
             if is_own or (asked.test and chosen_by and asked.test.overlap(chosen_by)):
-                self.notes.append(f"{SHIPPED} leaves out {root.name}: this search has the same data")
+                self.notes.append(f"{root.name} is left out, as this search has the same data")
             else:
                 self._runs.setdefault(run.data, {})[root.resolve()] = self._fitting(run)
 

@@ -173,7 +173,7 @@ def test_what_comes_with_the_default_space_tells_of_every_position():
 def test_what_comes_with_a_space_leaves_out_the_search_s_own_task_however_its_data_are_divided(parts):
     found = of_space(default_problem("cluttered_digits", **parts), "cluttered_digits")
     assert [one.name for one in found.tasks] == ["cifar10_5k", "fashion_mnist_6k"]
-    assert found.notes == ("shipped leaves out cluttered_digits: this search has the same data",)
+    assert found.notes == ("cluttered_digits is left out, as this search has the same data",)
 
 
 def test_it_knows_the_search_s_own_task_by_its_samples_too():
