@@ -12,7 +12,7 @@ def measured() -> str:
     return markdown(
         ["question", "answer, with 95 % intervals"],
         [
-            ["search against random search with as many steps, points of test accuracy, ten seeds", _search()],
+            ["search against random search with as many steps, points of test accuracy", _search()],
             ["other packages at equal steps, **simulated**", _packages()],
             ["a published model made smaller, beside six other ways to prune", _pruning()],
             ["a step on a CPU over plain PyTorch's, everything held", _held()],
@@ -31,7 +31,8 @@ def _search() -> str:
         for kind in ("_3_trainings", "_alone", "_alone_again")
     )
     return (
-        f"{'; '.join(told)}. With half of the steps: {three}. Without the runs that come with the space: {alone}; "
+        f"{searches.num_seeds()} seeds: {'; '.join(told)}. Half of the steps, {searches.num_seeds('_3_trainings')}: "
+        f"{three}. Without the runs that come with the space, {searches.num_seeds('_alone')}: {alone}; "
         f"measured again {again}. An interval that holds 0 shows no difference"
     )
 

@@ -30,6 +30,12 @@ def ahead(task: str, over: str = "random_search", *, kind: str = "") -> Mapping[
     return about
 
 
+def num_seeds(kind: str = "") -> int:
+    """Seeds of each task."""
+    (count,) = {len(raw(f"search_quality_{task}{kind}")["summary"]["seeds"]) for task in TASKS}
+    return count
+
+
 def alone_at_3(task: str) -> Mapping[str, float]:
     """What a search of 3 trainings without the runs that come with the space is ahead of random search."""
     sides = [row["sides"] for row in raw(f"search_quality_{task}_3_trainings")["rows"]]
@@ -42,18 +48,18 @@ def quality() -> str:
     """Searches with and without the runs that come with the space, random trials in the same race, random search."""
     alone, three = "`search.learn_from=[]`", "`search.trainings=3`"
     lines = [
-        ["default search", *(points(ahead(task)) for task in TASKS)],
-        [f"{alone}", *(points(ahead(task, kind="_alone")) for task in TASKS)],
+        [f"default search, {num_seeds()} seeds", *(points(ahead(task)) for task in TASKS)],
+        [f"{alone}, {num_seeds('_alone')} seeds", *(points(ahead(task, kind="_alone")) for task in TASKS)],
         [f"{alone}, measured again two days later", *(points(ahead(task, kind="_alone_again")) for task in TASKS)],
-        [three, *(points(ahead(task, kind="_3_trainings")) for task in TASKS)],
-        [f"{three}, {alone}", *(points(alone_at_3(task)) for task in TASKS)],
+        [f"{three}, {num_seeds('_3_trainings')} seeds", *(points(ahead(task, kind="_3_trainings")) for task in TASKS)],
+        [f"{three}, {alone}, the same seeds", *(points(alone_at_3(task)) for task in TASKS)],
     ]
     random = [points(ahead(task, "sampler=random", kind="_alone")) for task in TASKS]
     lines.append([f"{alone}, minus the same race with random trials", *random])
     accuracies = {task: raw(f"search_quality_{task}")["summary"]["accuracy"] for task in TASKS}
     for side, words in (("search", "test accuracy: default search"), ("random_search", "test accuracy: random search")):
         lines.append([words, *(f"{100 * accuracies[task][side]['test']['mean']:.1f} %" for task in TASKS)])
-    return markdown(["minus random search, points of test accuracy, ten seeds (95 %)", *TASKS.values()], lines)
+    return markdown(["minus random search, points of test accuracy (95 %)", *TASKS.values()], lines)
 
 
 _PACKAGES = {
