@@ -165,7 +165,7 @@ def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     return {int(name.partition("/")[0]): _figures(metrics) for name, metrics in content.items()}
 
 
-# beside random search, of a search with a memory
+# beside random search, of a search that learned from earlier runs
 NOT_COUNTED = "The steps of the earlier runs that the search learned from are not counted."
 
 

@@ -134,15 +134,15 @@ class _Recipe:
         return max(1, self.trial_steps if self.is_from_scratch else 0, self.finalist_steps)
 
 
-def _choices(space: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Candidates by position, of those with a choice of its own: what follows another position has none."""
-    free = [name for name in space["order"] if name not in space.get("follows", {})]
-    return {name: frozenset(space["candidates"][name]) for name in free if len(space["candidates"][name]) > 1}
+def _free(space: Mapping[str, Any]) -> frozenset[str]:
+    """Positions with a choice of their own: what follows another position has none."""
+    follows = space.get("follows", {})
+    return frozenset(name for name in space["order"] if name not in follows and len(space["candidates"][name]) > 1)
 
 
 def _scores(content: StudyContents, recipe: _Recipe, metrics: Collection[str], goal: Goal) -> Iterator[NetworkScore]:
     """Of every trial, and of finalists where their trial tells nothing; what has no score of the goal is left out."""
-    order, free = content.space["order"], _choices(content.space)
+    order, free = content.space["order"], _free(content.space)
     trials = list(_of_trials(content, recipe))
     seen = {(choices, steps) for choices, steps, _ in trials}
     later = [one for one in _of_finalists(content.finalists) if one[:2] not in seen]

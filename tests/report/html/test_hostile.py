@@ -41,12 +41,12 @@ def test_hostile_names_are_words_and_nothing_else() -> None:
 
 
 def test_hostile_names_of_earlier_tasks_are_words() -> None:
-    def with_memory(word: str) -> Reader:
+    def with_task(word: str) -> Reader:
         learned = LearnedFrom((word,), 3, (word,))
         summary = summary_of()
         return read(replace(summary, history=replace(summary.history, learned_from=learned)))
 
-    reader, normal = with_memory(HOSTILE), with_memory("runs/a")
+    reader, normal = with_task(HOSTILE), with_task("runs/a")
     assert reader.tags == normal.tags
     assert reader.text.count("alert(1)") == 2
     assert "The search learns from 3 networks of 1 earlier task: runs/a." in normal.text
