@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         script = find(name)
         parser = OptionParser(name, (script.__doc__ or "").strip())
         script.add_options(parser)
-        return script.main(parser.parse(words)) or 0
+        return script.main(parser.parse_intermixed_args(words)) or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

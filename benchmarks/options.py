@@ -7,7 +7,7 @@ and that library may be of another age.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 _MOST = 2**63 - 1
@@ -26,17 +26,6 @@ class OptionParser(argparse.ArgumentParser):
         from l2l_nas.errors import SettingError
 
         raise SettingError(message)
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options of a command line, whose words may stand in any order."""
-        options, others = self.parse_known_intermixed_args(words)
-        if others:
-            from l2l_nas.errors import SettingError, did_you_mean
-
-            names = [name for name in self._option_string_actions if name.startswith("--")]
-            hint = did_you_mean(others[0].partition("=")[0], names) if others[0].startswith("-") else ""
-            raise SettingError(f"no option '{others[0]}'{hint}")
-        return options
 
 
 def at_least(least: int) -> Callable[[str], int]:

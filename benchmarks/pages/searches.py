@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -143,18 +142,7 @@ def nas201() -> str:
     return markdown(["sampler", "cell", *datasets], lines)
 
 
-def nas201_ahead() -> str:
-    """The cell that `gp_hamming` returns, minus that of `tpe`."""
-    found = {(row["sampler"], row["dataset"]): row["handed_out"] for row in raw("nas201")["rows"]}
-    cells = []
-    for dataset in raw("nas201")["optimum"]:
-        mine, other = found["gp_hamming", dataset], found["tpe", dataset]
-        error = math.hypot(mine["se"], other["se"])
-        cells.append(f"{mine['mean'] - other['mean']:+.2f} ± {error:.2f} on {dataset}")
-    return f"The cell that `gp_hamming` returns is {', '.join(cells)} beside that of `tpe`."
-
-
 BLOCKS = {
     "search_quality": quality, "search_peers": peers, "search_peers_counted": peers_counted,
-    "search_peers_real": peers_beside_real, "nas201": nas201, "nas201_ahead": nas201_ahead,
+    "search_peers_real": peers_beside_real, "nas201": nas201,
 }  # fmt: skip

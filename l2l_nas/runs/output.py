@@ -32,7 +32,7 @@ from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
-from l2l_nas.report.text import counted, format_value
+from l2l_nas.report.text import counted, format_choices, format_value
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
@@ -288,10 +288,9 @@ class Output:
         console, conf, problem = self.console, self.components.conf, self.components.problem
         results = self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
-        shown = (
-            f"{len(trials.rows)} of {len(distinct(results.records))} complete" if trials.rows else "no complete trial"
-        )
-        console.print(terminal_table(f"Best trials: {shown}", trials))
+        complete = counted(len(distinct(results.records)), "complete trial")
+        title = f"The best {len(trials.rows)} of {complete}" if trials.rows else "No complete trial"
+        console.print(terminal_table(title, trials))
         if results.finalists:
             trained = tables.finalist_table(results, winner=best.record.number, is_narrow=True)
             networks = counted(len(results.finalists), "network")
@@ -311,7 +310,13 @@ class Output:
             if self.components.learned is not None:
                 console.print(NOT_COUNTED, soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
-        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
+        layers = format_choices(best.architecture)
+        for label, path in [
+            ("layers", layers),
+            ("costs", costs),
+            *files,
+            *([] if page.problem else [("report", str(self.folder.report))]),
+        ]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         for line in shared_sizes(search.of_sizes):
             console.print(line, soft_wrap=True)

@@ -63,6 +63,7 @@ def test_larger_than_memory(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
+@pytest.mark.slow
 def test_small_networks(tmp_path, monkeypatch):
     monkeypatch.setattr(small_networks, "NETWORKS", 1)
     monkeypatch.setattr(small_networks, "STEPS", 1)
@@ -148,6 +149,7 @@ def _pruning(place, *arms: str) -> list[object]:
     return ["pruning", "--model", f"hf:{place / 'model'}", "--precision", "fp32", *words, "--arms", *arms]
 
 
+@pytest.mark.slow
 def test_pruning(place):
     rows = called(place / "out.json", *_pruning(place, "original", *PRUNERS))["rows"]
     assert list(rows) == ["original_0", *(f"{arm}_25" for arm in PRUNERS)]
@@ -184,6 +186,7 @@ def test_cut_vocabulary(place):
     torch.testing.assert_close(logits[0][..., rows], logits[1])
 
 
+@pytest.mark.slow
 def test_language_training(place):
     found = called(place / "out.json", "language_training", "--source", place / "text.txt", "--steps", 2)
     assert (found["steps"], found["steps_with_another_loss"], found["weights_are_equal"]) == (2, 0, True)
