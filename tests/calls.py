@@ -90,8 +90,9 @@ _OWN = {
     "LayerPool.flow", "LayerPool.naming", "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner",
     "LayerPool.has_state",
     *(f"ParamServer.{name}" for name in (
-        "begin_updates", "build_module", "clear", "drain", "end_updates", "gather_weights", "is_sharded", "held_layout",
-        "layout", "leave", "move_to", "pin_masters", "put", "serve", "whole", "whole_layout", "writing")),
+        "all_gather", "all_gather_weights", "begin_updates", "build_module", "clear", "drain", "end_updates",
+        "held_layout", "is_sharded", "layout", "leave", "move_to", "pin_masters", "put", "serve", "whole_layout",
+        "writing")),
     *(f"{name}.{method}" for name in ("Classification", "Regression", "Tokens")
       for method in ("finish", "places", "figures", "summed")),
     *(f"{name}.{method}" for name in ("AdamW", "SGD", "Lion", "Adafactor", "Muon", "LowPrecision", "Groups")

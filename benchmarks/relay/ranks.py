@@ -27,7 +27,8 @@ from benchmarks.relay.others import Recomputed, adamw, shard, token_loss
 from benchmarks.relay.peers import ExecutorRunner
 from benchmarks.relay.work import StackSizes
 from benchmarks.timing import free_port
-from l2l_nas.eps.exchange import Alone, Exchange, wait_for_all
+from l2l_nas.eps.agreement import wait_for_all
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import L2LError

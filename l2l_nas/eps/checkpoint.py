@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
-from l2l_nas.eps.exchange import Channel, wait_for_all
+from l2l_nas.eps.agreement import Pass, broadcast, together
 from l2l_nas.eps.manifest import ADVICE, Manifest, content_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import (
     make_folder,
     named_failures,
@@ -87,23 +87,45 @@ class Checkpoint:
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         server.drain()
-        visited = server.visited
-        if server.world.rank > 0:
-            for key in self._chosen(server, visited, ()):
-                server.state(key)
-            wait_for_all(server.world)
-            return
-        newest = self._prepare_folder()
-        for key in self._chosen(server, visited, [key for key in visited if not self._is_saved(server, key)]):
-            self._write_state(server, key)
+        visited = sorted(server.visited)  # ranks may have met them in another order
+        with together(server.world, Pass.SAVE, {"states": visited}):
+            if server.world.rank > 0:
+                for key in self._chosen(server, visited, ()):
+                    server.state(key)
+            else:
+                self._save(server, visited, extra or {})
+
+    def _save(self, server: ParamServer, visited: Sequence[str], extra: Mapping[str, Any]) -> None:
+        try:
+            newest = self._prepare_folder()
+            changed = [key for key in visited if not self._is_saved(server, key)]
+        except L2LError:
+            self._chosen(server, visited, ())
+            raise
+        failure: L2LError | None = None
+        for key in self._chosen(server, visited, changed):
+            state = server.state(key)  # all ranks read all that were chosen, whatever becomes of the files
+            with server.world.working(f"the save of '{key}'"):
+                try:
+                    if failure is None:
+                        self._write_state(key, state)
+                except L2LError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+        with server.world.working("the save's manifest"):
+            self._commit(server, visited, newest, extra)
+
+    def _commit(
+        self, server: ParamServer, visited: Sequence[str], newest: Manifest | None, extra: Mapping[str, Any]
+    ) -> None:
         entries = {**self._retired, **{key: self._saved[key][1] for key in visited}}
         number = 1 + max([*self._older(), newest.number if newest else 0])
-        manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
+        manifest = content_of(server, number=number, extra=extra, entries=entries, layouts=self._layouts)
         if newest is not None and self._keep > 1:
             write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
         write_json(self.folder / MANIFEST, manifest)
         self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
-        wait_for_all(server.world)
 
     def _prepare_folder(self) -> Manifest | None:
         """The newest manifest, of a folder that a save may be written to."""
@@ -120,11 +142,9 @@ class Checkpoint:
     @staticmethod
     def _chosen(server: ParamServer, visited: Collection[str], keys: Collection[str]) -> list[str]:
         """The states that rank 0 has chosen to write; all ranks call it."""
-        visited, wanted = sorted(visited), set(keys)  # ranks may have met them in another order
+        wanted = set(keys)
         own = torch.tensor([key in wanted for key in visited], dtype=torch.uint8)
-        every = own.new_empty(server.world.size, len(visited))
-        server.world.all_gather(own, every, Channel.STEP)
-        return [key for key, is_chosen in zip(visited, every[0].tolist(), strict=True) if is_chosen]
+        return [key for key, is_chosen in zip(visited, broadcast(server.world, own).tolist(), strict=True) if is_chosen]
 
     def remove(self) -> None:
         """Delete all saves, and the folder if nothing else is in it; files of others stay, and so does a link."""
@@ -159,6 +179,31 @@ class Checkpoint:
             StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
                 state is missing that is needed; the server is as it was. The message names another save that is whole.
         """
+        needs = list(needs)
+        with together(server.world, Pass.LOAD, {"save": save, "needs": needs, "weights_only": weights_only}):
+            path, manifest, present = self._checked(server, save, needs, weights_only=weights_only)
+        saved, is_used = {}, bool(server.visited)
+        with together(server.world, Pass.LOAD, {"states": sorted(present)}):
+            try:
+                _load_scale(server, manifest)
+                server.clear()
+                for key, entry in present.items():
+                    state = self._read_state(server, key, entry, weights_only=weights_only)
+                    saved[key] = (state.version, entry)
+                    server.put(key, state)
+            except StorageError as error:
+                if not is_used:
+                    server.clear()
+                raise StorageError(f"{error}{self._another_whole_save(path)}") from None
+        self._saved = saved
+        self._retired = {key: entry for key, entry in manifest.entries.items() if key not in present}
+        self._layouts = dict(manifest.space.get("layouts", {}))
+        return manifest.extra
+
+    def _checked(
+        self, server: ParamServer, save: int | None, needs: Sequence[str], *, weights_only: bool
+    ) -> tuple[Path, Manifest, dict[str, dict[str, Any]]]:
+        """What `load` loads: the manifest's place, the manifest, and the entries of states that the pool has."""
         path = self._find(save)
         try:
             manifest = Manifest.read(path)
@@ -169,27 +214,14 @@ class Checkpoint:
         if missing:
             raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
         server.drain()
-        is_used = bool(server.visited)
         present = {key: entry for key, entry in manifest.entries.items() if server.whole_pool.has_state(key)}
-        saved = {}
-        try:
-            if is_used:
+        if server.visited:
+            try:
                 for key, entry in present.items():
                     self._read_state(server, key, entry, weights_only=weights_only)
-            _load_scale(server, manifest)
-            server.clear()
-            for key, entry in present.items():
-                state = self._read_state(server, key, entry, weights_only=weights_only)
-                saved[key] = (state.version, entry)
-                server.put(key, state)
-        except StorageError as error:
-            if not is_used:
-                server.clear()
-            raise StorageError(f"{error}{self._another_whole_save(path)}") from None
-        self._saved = saved
-        self._retired = {key: entry for key, entry in manifest.entries.items() if key not in present}
-        self._layouts = dict(manifest.space.get("layouts", {}))
-        return manifest.extra
+            except StorageError as error:
+                raise StorageError(f"{error}{self._another_whole_save(path)}") from None
+        return path, manifest, present
 
     def load_weights(self, server: ParamServer, keys: Iterable[str]) -> tuple[str, ...]:
         """Copy weights and buffers of these states into a server; returns the keys of those that were never saved.
@@ -280,15 +312,13 @@ class Checkpoint:
         version, entry = self._saved.get(key, (None, {}))
         return version == _version(server, key) and (self.folder / entry["file"]).exists()
 
-    def _write_state(self, server: ParamServer, key: str) -> None:
+    def _write_state(self, key: str, state: LayerState) -> None:
         """Write the file of a state, and remember the manifest's entry."""
-        version = _version(server, key)
-        named = server.state(key).tensors()
-        data = serialize({name: tensor.contiguous() for name, tensor in named.items()})
+        data = serialize({name: tensor.contiguous() for name, tensor in state.tensors().items()})
         digest = hashlib.sha256(data).hexdigest()
         name = f"{short_name(key)}-{digest[:12]}.safetensors"
         write_atomically(self.folder / name, data)  # even where one of this name is: it may be damaged
-        self._saved[key] = (version, {"file": name, "sha256": digest, "bytes": len(data)})
+        self._saved[key] = (state.version, {"file": name, "sha256": digest, "bytes": len(data)})
 
     def _read(self, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
         path = self.folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -79,12 +78,17 @@ class Cut:
         else:
             ranges = _even_ranges(rules.layout, size) if _is_elementwise(rules) else _whole_ranges(rules.layout, size)
             self.parts = tuple(_part(rules, row) for row in ranges)
+        self._wires: dict[torch.dtype, Wires] = {}
         # of the largest part; a collective takes the same from all ranks
         self.part_bytes = max(part.layout.parameter_bytes for part in self.parts)
 
-    @lru_cache(maxsize=4)  # noqa: B019 - a cut lives as long as its server
     def wires(self, dtype: torch.dtype) -> Wires:
         """How the weights of all parts cross the link."""
+        if dtype not in self._wires:
+            self._wires[dtype] = self._make_wires(dtype)
+        return self._wires[dtype]
+
+    def _make_wires(self, dtype: torch.dtype) -> Wires:
         whole, parts = self.rules.layout.as_wire(dtype), tuple(part.layout.as_wire(dtype) for part in self.parts)
         runs = tuple(_runs(whole, part, layout) for part, layout in zip(self.parts, parts, strict=True))
         return Wires(parts, runs, max(part.parameter_bytes for part in parts))

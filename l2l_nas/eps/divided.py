@@ -7,8 +7,7 @@ Its states are this rank's parts, of the pool's parts; ranks that have the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,7 +21,7 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import PoolRules, StateRules, freeze, rules_of, state_rules
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sharded import Cuts, ShardedInbox, ShardedServer
-from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.storage import Storage
 from l2l_nas.eps.sums import num_blocks
 from l2l_nas.errors import SettingError
@@ -130,7 +129,7 @@ class DividedServer(ShardedServer):
     ) -> None:
         self.divided, self.mesh = divided, mesh
         super().__init__(divided.parts, mesh.data, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
-        self.world = ObservedExchange.of(mesh.world)
+        self.world, self.tensor = ObservedExchange.of(mesh.world), mesh.tensor
         self._refuse_whole_rules()
         self.gradients = DividedInbox(divided, self.rules, self.cuts, self.exchange, mesh.tensor)
 
@@ -182,11 +181,8 @@ class DividedServer(ShardedServer):
         own.visits, own.version = state.visits, state.version
         super().put(key, own)
 
-    @contextmanager
-    def whole(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
-        """A state with the parts of all ranks; all of them call it for the same state. Changes of it are lost."""
-        with super().whole(key, part) as own:
-            yield self._joined(key, own)
+    def _gathered_state(self, key: str, state: LayerState) -> LayerState:
+        return self._joined(key, super()._gathered_state(key, state))
 
     def _joined(self, key: str, own: LayerState) -> LayerState:
         whole = LayerState.zeros(self.whole_layout(key))

@@ -6,12 +6,12 @@ All ranks call the same methods, on each channel in the same order. A channel is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -20,7 +20,7 @@ class Channel(StrEnum):
 
     LOAD = "load"  # weights, before a layer's visits
     SEND = "send"  # gradients, after them
-    STEP = "step"  # what a whole step agrees on
+    STEP = "step"  # what ranks agree on before a pass, and what follows it at once
 
 
 class Exchange(Protocol):
@@ -41,6 +41,17 @@ class Exchange(Protocol):
     def size(self) -> int:
         """How many ranks there are, a power of two."""
 
+    @property
+    def members(self) -> Sequence[int]:
+        """Their numbers among all ranks, as errors say them."""
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """While this rank does what takes long, and exchanges nothing: the others wait patiently.
+
+        Args:
+            what: it does, as errors say it.
+        """
+
     def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         """Have `whole` [size, ...] hold every rank's `part` [...], in the order of ranks.
 
@@ -57,6 +68,10 @@ class Alone:
 
     rank = 0
     size = 1
+    members = (0,)
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         whole[0].copy_(part)
@@ -75,6 +90,13 @@ class PaperRanks:
 
     size: int
     rank: int = 0
+
+    @property
+    def members(self) -> Sequence[int]:
+        return range(self.size)
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         if channel is Channel.STEP:
@@ -107,13 +129,16 @@ class ObservedExchange:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.rank, self.size = exchange.rank, exchange.size
+        self.rank, self.size, self.members = exchange.rank, exchange.size, exchange.members
         self.observers: list[Callable[[Exchanged], None]] = []
 
     @classmethod
     def of(cls, exchange: Exchange) -> ObservedExchange:
         """The same one, if it is observed already."""
         return exchange if isinstance(exchange, ObservedExchange) else cls(exchange)
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        return self._exchange.working(what)
 
     def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         start_s = time.perf_counter()
@@ -146,27 +171,3 @@ class Mesh:
     world: Exchange = Alone()
     data: Exchange = Alone()
     tensor: Exchange = Alone()
-
-
-def all_reduce_min(exchange: Exchange, number: int) -> int:
-    """The least of all ranks' numbers; all of them call it."""
-    own = torch.tensor([number])
-    every = own.new_empty(exchange.size, 1)
-    exchange.all_gather(own, every, Channel.STEP)
-    return int(every.min())
-
-
-def broadcast(exchange: Exchange, own: Tensor) -> Tensor:
-    """Rank 0's tensor, on the host; all ranks call it with one of its shape."""
-    if exchange.size == 1:
-        return own
-    own = own.cpu().contiguous()
-    every = own.new_empty(exchange.size, *own.shape)
-    exchange.all_gather(own, every, Channel.STEP)
-    return every[0]
-
-
-def wait_for_all(exchange: Exchange) -> None:
-    """Return when all ranks have called it."""
-    nothing = torch.zeros(1, dtype=torch.uint8)
-    exchange.all_gather(nothing, torch.empty(exchange.size, 1, dtype=torch.uint8), Channel.STEP)

@@ -62,6 +62,7 @@ class ParamServer:
 
     exchange: Exchange = Alone()  # with ranks that share mini-batches
     world: Exchange = Alone()  # with all ranks of the training
+    tensor: Exchange = Alone()  # with ranks that share layers
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class ParamServer:
         """Whether the weights of a state come from several ranks."""
         return False
 
-    def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
+    def all_gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
         """Have the weights of all ranks in a slot, in the dtype in which they cross the link; all ranks call it."""
         raise NotImplementedError("no rank but this one has a part of it")
 
@@ -135,8 +136,8 @@ class ParamServer:
         """Take over a state, or replace it."""
         self.storage.put(key, state)
 
-    def whole(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
-        """A state with the parts of all ranks, for reading; see `Storage.reading`."""
+    def all_gather(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """A state with the parts of all ranks, for reading; all of them call it. See `Storage.reading`."""
         return self.storage.reading(key, part)
 
     def writing(self, key: str) -> AbstractContextManager[LayerState]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.agreement import Pass, begin, facts_of
 from l2l_nas.eps.cut import Cut
 from l2l_nas.eps.exchange import Channel, Exchange, ObservedExchange
 from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
@@ -21,7 +24,20 @@ from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.eps.storage import Storage
 from l2l_nas.eps.sums import squares_of, tree_sum
 from l2l_nas.eps.wire import Allocate
+from l2l_nas.errors import RankError
 from l2l_nas.space.pool import LayerPool
+
+LABEL_BYTES = 16  # behind a row of weights: of which state they are; as many, so that rows stay aligned
+
+
+def label_of(key: str) -> Tensor:
+    """What stands behind weights of a state."""
+    return torch.frombuffer(bytearray(hashlib.sha256(key.encode()).digest()[:LABEL_BYTES]), dtype=torch.uint8)
+
+
+def _differ(labels: Tensor, own: Tensor) -> bool:
+    """Whether a rank has another label than this one; one that is not there (`PaperRanks`) has none."""
+    return bool(((labels != own) & (labels != 0)).any())
 
 
 class Cuts:
@@ -123,13 +139,18 @@ class ShardedInbox(GradientInbox):
         cut, rank = self._cuts.of(key), self._exchange.rank
         counts = [part.num_blocks for part in cut.parts]
         squares = squares_of(self._views(key, queued).gradients)
-        notes = torch.zeros(len(has_grad) + max(counts) + 1, dtype=torch.float64)
+        notes = torch.zeros(len(has_grad) + max(counts) + 2, dtype=torch.float64)
+        notes[-2] = zlib.crc32(key.encode())
         notes[: len(has_grad)] = torch.tensor(has_grad)
         notes[len(has_grad) :][: counts[rank]] = squares
         if not squares.isfinite().all():
             notes[-1] = _only([row + 1 for row in self._not_finite_rows(key, received)])
         all_notes = notes.new_empty(self._exchange.size, len(notes))
         self._exchange.all_gather(notes, all_notes, Channel.SEND, of=key)
+        if _differ(all_notes[:, -2:-1], notes[-2:-1]):
+            raise RankError(
+                f"ranks send gradients of different layers at once, this one of '{key}': their passes differ"
+            )
         touched = all_notes[:, : len(has_grad)].any(dim=0).tolist()
         before = queued.has_grad or [False] * len(cut.parts[rank].indices)
         queued.has_grad = [old or touched[index] for old, index in zip(before, cut.parts[rank].indices, strict=True)]
@@ -211,16 +232,24 @@ class ShardedServer(ParamServer):
         return own
 
     @contextmanager
-    def whole(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
-        """A state with the parts of all ranks; all of them call it for the same state. Changes of it are lost."""
+    def all_gather(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
+        """A state with the parts of all ranks; all of them call it for the same state. Changes of it are lost.
+
+        Raises:
+            SettingError: on all ranks, if they call it for different states.
+        """
+        with self.storage.reading(key, part) as state:  # what may fail on one rank, before any other waits for it
+            begin(self.world, Pass.READ, facts_of({"key": key, "extent": part}))
+            yield self._gathered_state(key, state)
+
+    def _gathered_state(self, key: str, state: LayerState) -> LayerState:
         cut = self.cuts.of(key)
-        with self.storage.reading(key, part) as state:
-            yield state.clone() if cut.is_whole else self._gather(cut, state)
+        return state.clone() if cut.is_whole else self._gather(cut, state)
 
     @contextmanager
     def writing(self, key: str) -> Iterator[LayerState]:
         """See `ParamServer.writing`; all ranks call it, and change the whole state alike."""
-        with self.whole(key) as state:
+        with self.all_gather(key) as state:
             yield state
         state.mark_changed()
         self.put(key, state)
@@ -259,7 +288,7 @@ class ShardedServer(ParamServer):
         """The whole state, a copy; all ranks call it. See `ParamServer.state`."""
         self.drain()
         self.prepare([key])
-        with self.whole(key) as state:
+        with self.all_gather(key) as state:
             return state
 
     @property
@@ -275,13 +304,17 @@ class ShardedServer(ParamServer):
     def _empty(self) -> ParamServer:
         return ShardedServer(self.pool, self.exchange, optimizer=self.optimizer, seed=self.seed, frozen=self.frozen)
 
-    def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
+    def all_gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
         cut = self.cuts.of(key)
         wires, size = cut.wires(dtype), self.exchange.size
-        rows = self._gathered.of(size + 1, wires.num_bytes)  # behind those of all ranks, this rank's own
-        state.copy_to_wire(wires.layouts[self.exchange.rank], rows[size])
+        rows = self._gathered.of(size + 1, wires.num_bytes + LABEL_BYTES)  # behind those of all ranks, this rank's own
+        weights, labels = rows[:, :-LABEL_BYTES], rows[:, -LABEL_BYTES:]
+        state.copy_to_wire(wires.layouts[self.exchange.rank], weights[size])
+        labels[size].copy_(label_of(key))
         self.exchange.all_gather(rows[size], rows[:size], Channel.LOAD, of=key)
-        cut.put_together(rows[:size], slot, dtype)
+        if _differ(labels[:size], labels[size]):
+            raise RankError(f"ranks load different layers at once, this one '{key}': their passes differ")
+        cut.put_together(weights[:size], slot, dtype)
 
 
 def _cut_tensors(state: LayerState) -> Iterator[tuple[str, str, Tensor]]:

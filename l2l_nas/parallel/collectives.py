@@ -4,12 +4,13 @@ Megatron-LM's conjugate pair (arXiv 1909.08053, section 3): `forked` is f, `summ
 where shapes are all there is, and on one rank.
 
 [Note: one order of collectives] All ranks of a group run the same layers on the same micro-batches, so that they call
-the same collectives in the same order. None lies under a condition on data.
+the same collectives in the same order. None lies under a condition on data: those of experts, of which each rank has
+others, stand before and behind all of them, and go backward even where no token came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from l2l_nas.space.split import TRIED_OUT
 
 
 class Reducer(Protocol):
@@ -45,6 +48,8 @@ class GroupReducer:
     Args:
         group: of torch.distributed; None: all processes.
     """
+
+    is_joined = True
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -78,11 +83,17 @@ class Ranks:
         reducer: what sums over them.
     """
 
-    __slots__ = ("rank", "reducer", "size")  # without a `__dict__`, whose counters would look like a module's state
+    __slots__ = ("_reducer", "rank", "size")  # without a `__dict__`, whose counters would look like a module's state
 
     def __init__(self, reducer: Reducer) -> None:
-        self.reducer = reducer
+        self._reducer = reducer
         self.rank, self.size = reducer.rank, reducer.size
+
+    @property
+    def reducer(self) -> Reducer:
+        """What sums over them. A layer that is tried out waits for no other rank, which may try it out elsewhere."""
+        waits = getattr(self._reducer, "is_joined", False)
+        return Unjoined(self.rank, self.size) if waits and TRIED_OUT.get() else self._reducer
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         return self
@@ -103,7 +114,7 @@ class _Fork(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.ranks = ranks
+        ctx.reducer = ranks.reducer
         return tuple(x.view_as(x) for x in inputs)
 
     @staticmethod
@@ -112,7 +123,8 @@ class _Fork(torch.autograd.Function):
         dtype = gradients[0].dtype
         for gradient in gradients[1:]:
             dtype = torch.promote_types(dtype, gradient.dtype)
-        total = ctx.ranks.total(torch.cat([gradient.flatten().to(dtype) for gradient in gradients]))
+        total = torch.cat([gradient.flatten().to(dtype) for gradient in gradients])
+        ctx.reducer.sum(total)
         pieces = total.split([gradient.numel() for gradient in gradients])
         shaped = (piece.view(g.shape).to(g.dtype) for piece, g in zip(pieces, gradients, strict=True))
         return (None, *shaped)
@@ -120,13 +132,14 @@ class _Fork(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, ranks: Ranks, x: Tensor) -> Tensor:
+    def forward(ctx: Any, ranks: Ranks, x: Tensor, *beside: Any) -> Tensor:
+        ctx.rest = (None,) * len(beside)
         return ranks.total(x)
 
     @staticmethod
     @once_differentiable
-    def backward(_: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, gradient, *ctx.rest
 
 
 class _Slice(torch.autograd.Function):
@@ -134,7 +147,7 @@ class _Slice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, x: Tensor, dim: int, begin: int, end: int) -> Tensor:
-        ctx.ranks, ctx.shape, ctx.place = ranks, x.shape, (dim, begin, end - begin)
+        ctx.reducer, ctx.shape, ctx.place = ranks.reducer, x.shape, (dim, begin, end - begin)
         return x.narrow(*ctx.place)
 
     @staticmethod
@@ -142,7 +155,7 @@ class _Slice(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None]:
         whole = gradient.new_zeros(ctx.shape)
         whole.narrow(*ctx.place).copy_(gradient)
-        ctx.ranks.reducer.sum(whole)
+        ctx.reducer.sum(whole)
         return None, whole, None, None, None
 
 
@@ -165,9 +178,13 @@ class _Gather(torch.autograd.Function):
         return None, gradient.narrow(*ctx.place), None, None, None
 
 
-def summed(x: Tensor, ranks: Ranks) -> Tensor:
-    """Megatron's g: the sum over ranks, whose gradient is that of each summand."""
-    return x if ranks.is_idle(x) else _Sum.apply(ranks, x)
+def summed(x: Tensor, ranks: Ranks, *, beside: Sequence[Any] = ()) -> Tensor:
+    """Megatron's g: the sum over ranks, whose gradient is that of each summand.
+
+    Args:
+        beside: tensors whose backward follows this one's in any case, though `x` may depend on none of them.
+    """
+    return x if ranks.is_idle(x) else _Sum.apply(ranks, x, *beside)
 
 
 def sliced(x: Tensor, ranks: Ranks, dim: int, begin: int, end: int) -> Tensor:

@@ -147,7 +147,9 @@ class OfExperts(_Divided):
 
     def forward(self, *inputs: Any) -> Any:
         """See the class that it was."""
-        return summed(super().forward(*forked(self.ranks, *inputs)), self.ranks)
+        inputs = forked(self.ranks, *inputs)
+        # without a token for its experts a rank may give what depends on none of them, and goes backward all the same
+        return summed(super().forward(*inputs), self.ranks, beside=inputs)
 
 
 class OnParts(_Divided):

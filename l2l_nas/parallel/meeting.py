@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import time
 import uuid
@@ -27,7 +28,8 @@ from l2l_nas.parallel.waiting import in_thread
 
 _ADVICE = "start with torchrun --nproc-per-node 2 PROGRAM, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 _POLL_S = 0.02
-VERSIONS = {"l2l_nas": __version__, "torch": torch.__version__}
+# one of another Python has other code of the same function
+VERSIONS = {"l2l_nas": __version__, "torch": torch.__version__, "Python": platform.python_version().rpartition(".")[0]}
 _ANSWER_S = 6.0  # for a store that takes connections; what is none may take them and say nothing
 
 

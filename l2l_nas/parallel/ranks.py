@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, Work
 
 from l2l_nas.eps.exchange import Channel
-from l2l_nas.errors import L2LError, NonFiniteError, RankError, described, is_of_trial, raised_where
+from l2l_nas.errors import L2LError, NonFiniteError, described, is_of_trial, raised_where
 from l2l_nas.parallel.beats import Failure
 from l2l_nas.parallel.watch import RankWatch, Waiting
 
 _RECORD_BYTES = 192
+_NOTE_S = 2.0
 # what a line calls the exchanges of a channel: "step 70" would be taken for a training step
 _CALLED = {Channel.LOAD: "load", Channel.SEND: "send", Channel.STEP: "agreement"}
 # from here on gloo gathers faster by a broadcast from each rank, two at a time: see docs/decisions.md
@@ -75,14 +77,24 @@ class GroupExchange:
         """Say what this rank does from now on, for the errors of others; it also counts as progress."""
         self._watch.note(what)
 
-    def refuse(self, error: BaseException) -> NoReturn:
-        """Have the other ranks raise a `RankError` that names this one, and raise the error.
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """See `Exchange.working`. An error leaves it at that."""
+        before, done = self._watch.noted, threading.Event()
 
-        An error that came from another rank is known already, and is raised only.
-        """
-        if not isinstance(error, RankError):
-            self.tell(error)
-        raise error
+        def tell() -> None:
+            while not done.wait(_NOTE_S):
+                self.note(self._watch.noted)
+
+        self.note(what)
+        thread = threading.Thread(target=tell, name="l2l_nas works", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        self.note(before)
 
     def tell(self, error: BaseException) -> Failure:
         """Have the other ranks raise a `RankError`; returns the failure that counts, which may be another rank's."""
@@ -133,6 +145,8 @@ class WatchedReducer:
         watch: of this rank.
         group: of torch.distributed; None: all ranks, also after they joined anew.
     """
+
+    is_joined = True
 
     def __init__(self, watch: RankWatch, group: ProcessGroup | None = None) -> None:
         self._watch, self._group = watch, group

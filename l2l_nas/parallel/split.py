@@ -233,8 +233,11 @@ class _Splitter:
             _check_kind(part, name, rule, (nn.Embedding, nn.Linear))
             self.columns(part, name, rule)
             return
-        if type(part).forward is not nn.Embedding.forward or part.max_norm is not None:
-            raise SpaceError(f"split: '{name}' is more than a plain nn.Embedding; leave it whole")
+        if type(part).forward is not nn.Embedding.forward or part.max_norm is not None or part.scale_grad_by_freq:
+            raise SpaceError(
+                f"split: '{name}' is more than a plain nn.Embedding (a forward of its own, max_norm, or "
+                "scale_grad_by_freq); leave it whole"
+            )
         begin, end = rule.piece(part.num_embeddings, self._ranks.rank, self._ranks.size)
         padding = part.padding_idx
         self._take_tensors(part, name)

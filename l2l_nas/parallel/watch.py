@@ -93,6 +93,11 @@ class RankWatch:
             self._step(doing=f"in {what}")
 
     @property
+    def noted(self) -> str:
+        """What was noted last."""
+        return self._note
+
+    @property
     def doing(self) -> str:
         """What this rank does, as it would be reported."""
         return self._own.doing

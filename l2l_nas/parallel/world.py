@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from l2l_nas.eps.agreement import wait_for_all
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.parallel.meeting import Place, meet, open_store
 from l2l_nas.parallel.mesh import GROUP_TIMEOUT, WorldMesh
@@ -152,8 +153,7 @@ class World:
         Raises:
             RankError: another rank failed meanwhile.
         """
-        none = torch.zeros(1, dtype=torch.uint8)
-        self.exchange.all_gather(none, torch.empty(self.size, 1, dtype=torch.uint8), Channel.STEP)
+        wait_for_all(self.exchange)
         if self._place.holds_store:
             self.watch.linger(_LINGER_S)
         self.watch.leave()

@@ -70,7 +70,7 @@ class StateAccess:
         with storage.reading(key) as state:
             self._device.stream_wait(state.written)
             if self.server.is_sharded(key):
-                self.server.gather_weights(key, state, slot, self._dtype)
+                self.server.all_gather_weights(key, state, slot, self._dtype)
                 return OpenState(key, None, gradients_stay=False)
             weights = self._in_place(state, storage)
             if weights is None:

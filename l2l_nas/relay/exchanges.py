@@ -1,6 +1,6 @@
 """What ranks exchange in a training step, in which order and how much: a pure function of the plan.
 
-The simulator prices it, ranks agree on it before each step (`agreement.py`), and a checker compares it with what a run
+The simulator prices it, ranks agree on what it follows from (`passes.py`), and a checker compares it with what a run
 did (`tests/relay/exchanges.py`).
 
 [Note: order of exchanges] An exchange is a part of a `LOAD`, a `SAVE` or a `SEND`. Each channel is used by one lane,
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 
+from l2l_nas.eps.agreement import MESSAGE_BYTES
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.eps.layout import wire_layout_of
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import Cuts, ShardedServer
-from l2l_nas.relay.agreement import DIGEST_BYTES, FACTS
+from l2l_nas.eps.sharded import LABEL_BYTES, Cuts, ShardedServer
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.schedule import COLLECTIVES
@@ -80,7 +80,12 @@ class Exchanges:
     @property
     def agreement(self) -> Message:
         """At the begin of a step, of all ranks."""
-        return Message(None, -1, Channel.STEP, "", self._everyone * FACTS * DIGEST_BYTES)
+        return Message(None, -1, Channel.STEP, "", self._everyone * MESSAGE_BYTES)
+
+    @property
+    def comparison(self) -> Message:
+        """Of small states, behind that, before some steps."""
+        return Message(None, -1, Channel.STEP, "", self._others * MESSAGE_BYTES)
 
     def counts(self, micro_batches: int) -> Message:
         """Of targets, before all else, where each rank reads the samples of its own micro-batches alone.
@@ -97,7 +102,7 @@ class Exchanges:
     def _loaded(self, layer: Layer, cuts: Cuts) -> Iterator[tuple[str, int, bool]]:
         for key in layer.states:
             if self._server.is_sharded(key):
-                yield key, cuts.of(key).wires(self._dtype).num_bytes, False
+                yield key, cuts.of(key).wires(self._dtype).num_bytes + LABEL_BYTES, False
 
     def _saved(self, layer: Layer, _: Cuts) -> Iterator[tuple[str, int, bool]]:
         if may_change(self._server.pool, layer):
@@ -111,7 +116,7 @@ class Exchanges:
             if layout.is_trainable:
                 cut = cuts.of(key)
                 yield key, cut.part_bytes, False
-                yield key, 8 * (len(layout.parameters) + max(part.num_blocks for part in cut.parts) + 1), False
+                yield key, 8 * (len(layout.parameters) + max(part.num_blocks for part in cut.parts) + 2), False
                 yield key, 2 * 8, True
 
     def memory_bytes(self, layers: Sequence[Layer]) -> int:

@@ -28,9 +28,9 @@ from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.interface import MiniBatch
 from l2l_nas.relay.lanes import CancelToken, Future, Label, Lanes
 from l2l_nas.relay.losses import Losses
+from l2l_nas.relay.mini_batch import MiniBatch
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_gradient_mode, refuse_replaced_buffers, where

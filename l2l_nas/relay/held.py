@@ -30,9 +30,10 @@ from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
 from l2l_nas.relay.held_path import HeldPath, memory_of
-from l2l_nas.relay.interface import Batch, MiniBatch, shares
+from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.losses import Losses, LossSums
+from l2l_nas.relay.mini_batch import MiniBatch, shares
 from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.refusals import raise_named, refuse_own_parameters, refuse_torch_change, where
 from l2l_nas.relay.slots import Template

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
@@ -12,17 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_list, check_methods, check_number, check_whole, shown
+from l2l_nas.arguments import check_count, check_list, check_number, check_whole, shown
 from l2l_nas.contents.arrays import native
-from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sums import Chunks, cut_chunks
 from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes
 
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them
@@ -100,7 +99,7 @@ class Executor(Protocol):
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
-        samples: int | None = None,
+        samples: Sequence[int] | Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """One optimizer step of an architecture's layers on one mini-batch.
@@ -112,7 +111,8 @@ class Executor(Protocol):
             lr: learning rate.
             step: decides the random numbers of dropout, together with the seed.
             upcoming: the architecture of the next step, if it is known: its first layer is loaded ahead.
-            samples: of the whole mini-batch, where a rank is given its part alone; see `Relay.own_rows`.
+            samples: the numbers of all samples of the mini-batch, where a rank is given its part alone: those of
+                `Relay.own_rows`. Ranks compare these numbers.
             lengths: of the texts of each micro-batch, where layers take any length: only so many of their first places
                 are computed; see `l2l_nas.training.lengths`. The task's targets are not of places.
 
@@ -215,6 +215,14 @@ def as_samples(name: str, value: Any) -> Tensor:
     return tensor
 
 
+def sample_numbers(samples: object) -> Tensor:
+    """`samples` of `Executor.train_step`: whole numbers [samples]; else a DataError."""
+    numbers = as_samples("samples", samples)
+    if numbers.dim() != 1 or not len(numbers) or numbers.is_floating_point() or numbers.is_complex():
+        raise DataError(f"samples takes the numbers of all samples of the mini-batch, got {shown(samples)}")
+    return numbers
+
+
 def each(targets: Targets, change: Callable[[Tensor], Tensor]) -> Targets:
     """The tensor or the tuple of them, changed one by one."""
     return change(targets) if isinstance(targets, Tensor) else tuple(map(change, targets))
@@ -225,6 +233,14 @@ def cut_targets(targets: Targets, sizes: Sequence[int]) -> list[Targets]:
     if isinstance(targets, Tensor):
         return list(targets.split(list(sizes)))
     return list(zip(*(tensor.split(list(sizes)) for tensor in targets), strict=True))
+
+
+def checksum_of(tensors: Sequence[Tensor]) -> int:
+    """Of the numbers in tensors, one after the other."""
+    checksum = 0
+    for tensor in tensors:
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def bytes_of(specs: Specs) -> int:
@@ -290,7 +306,7 @@ def _pair(cut: Sequence[int]) -> tuple[int, int]:
     return check_whole("cuts: samples", cut[0]), check_whole("cuts: places", cut[1])
 
 
-def _checked_lengths(pool: LayerPool, lengths: object, count: int, targets: Batch) -> tuple[int, ...]:
+def checked_lengths(pool: LayerPool, lengths: object, count: int, targets: Batch) -> tuple[int, ...]:
     """`lengths` of `Executor.train_step`, of so many micro-batches."""
     given = check_list("lengths", lengths, of=object, wanted="whole numbers")
     found = tuple(check_whole("lengths", one) for one in given)
@@ -311,139 +327,3 @@ def refuse_cuts(name: str, given: object, *, are_taken: bool) -> None:
     """Refuse texts of several lengths with a SettingError where layers are made for one."""
     if given is not None and not are_taken:
         raise SettingError(f"{name}: layers that are compiled or captured take one length; have layers=eager")
-
-
-def shares(sizes: Sequence[int]) -> tuple[float, ...]:
-    """Which part of a mini-batch's samples each micro-batch has: the weights of its auxiliary losses."""
-    return tuple(size / sum(sizes) for size in sizes)
-
-
-@dataclass(frozen=True)
-class StepShare:
-    """The micro-batches of a mini-batch that this rank has.
-
-    Args:
-        exchange: with the other ranks.
-        sizes: of all micro-batches of the mini-batch.
-        every: the chunks of each rank.
-    """
-
-    exchange: Exchange
-    sizes: tuple[int, ...]
-    every: tuple[Chunks, ...]
-
-    @classmethod
-    def of(cls, exchange: Exchange, sizes: tuple[int, ...], chunks: int) -> StepShare:
-        count, size = len(sizes), exchange.size
-        return cls(exchange, sizes, tuple(cut_chunks(count, chunks, rank=rank, size=size) for rank in range(size)))
-
-    @property
-    def chunks(self) -> Chunks:
-        return self.every[self.exchange.rank]
-
-    @property
-    def micro_batches(self) -> range:
-        """What this rank computes: its own, or the first one, which counts nothing, so that it keeps others company."""
-        return self.chunks.micro_batches or range(1)
-
-    @property
-    def rows(self) -> slice:
-        """Of which samples these are."""
-        return samples_of(self.sizes, self.micro_batches)
-
-    @property
-    def most_sizes(self) -> tuple[int, ...]:
-        """As many as any rank has, by which all plan alike."""
-        return (max(self.sizes),) * max(len(chunks.micro_batches) or 1 for chunks in self.every)
-
-    def counts(self, own: Sequence[float]) -> list[float]:
-        """The counts of all micro-batches, of those of each rank; all ranks call it."""
-        row = torch.zeros(len(self.most_sizes), dtype=torch.float64)
-        row[: len(own)] = torch.tensor([float(count) for count in own], dtype=torch.float64)
-        rows = row.new_empty(self.exchange.size, len(row))
-        self.exchange.all_gather(row, rows, Channel.STEP)
-        pairs = zip(rows.tolist(), self.every, strict=True)
-        return [count for counts, chunks in pairs for count in counts[: len(chunks.micro_batches)]]
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """What a step learns from: inputs, targets by micro-batch, and how many of these there are, or what they weigh."""
-
-    inputs: Batch
-    targets: Sequence[Targets]
-    sizes: tuple[int, ...]
-    count: float
-    objective: Objective
-    shares: tuple[float, ...]  # of each micro-batch, which part of the samples it has
-    first: int = 0  # the number of its first micro-batch among those of all ranks
-    checksum: int = 0  # of the whole mini-batch, where this is a part of it; how many samples that has, if none has all
-    lengths: tuple[int, ...] | None = None  # of the texts of each micro-batch, where they are shorter than the inputs
-
-    def micro_batches(self) -> Iterator[Batch]:
-        """The inputs of each micro-batch, as long as its texts."""
-        parts = zip(*(tensor.split(list(self.sizes)) for tensor in self.inputs), strict=True)
-        if self.lengths is None:
-            return parts
-        return (tuple(tensor[:, :n] for tensor in part) for part, n in zip(parts, self.lengths, strict=True))
-
-    def part(self, micro_batches: range) -> MiniBatch:
-        """Those micro-batches alone; the count and the shares stay those of all."""
-        first, last = micro_batches.start, micro_batches.stop
-        rows = samples_of(self.sizes, micro_batches)
-        return replace(
-            self,
-            inputs=tuple(tensor[rows] for tensor in self.inputs),
-            targets=self.targets[first:last],
-            sizes=self.sizes[first:last],
-            shares=self.shares[first:last],
-            first=self.first + first,
-            lengths=None if self.lengths is None else self.lengths[first:last],
-        )
-
-    @classmethod
-    def of(
-        cls,
-        pool: LayerPool,
-        architecture: Architecture,
-        inputs: Batch,
-        targets: Targets,
-        *,
-        objective: Objective,
-        micro_batch: int,
-        lr: float,
-        step: int,
-        share: StepShare | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> MiniBatch:
-        """Check what a step is called with, and cut inputs and targets.
-
-        Args:
-            share: what of the mini-batch they are; None: all of it.
-            lengths: see `Executor.train_step`.
-        """
-        if not is_rate(lr):
-            raise SettingError(f"lr must be a number of at least 0 that float32 holds, got {lr!r}")
-        check_count("step", step)
-        wanted = "an objective with loss and count, such as a task"
-        check_methods("objective", objective, ("loss", "count"), wanted=wanted)
-        inputs, targets = as_batch(inputs), as_targets(targets)
-        others = (targets,) if isinstance(targets, Tensor) else targets
-        sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
-        if lengths is not None:
-            lengths = _checked_lengths(pool, lengths, len(sizes), others)
-        parts = cut_targets(targets, sizes)
-        counts = [count_of(objective, part) for part in parts]
-        first, whole, checksum = 0, sizes, 0
-        if share is not None:
-            first, whole, checksum = share.micro_batches.start, share.sizes, sum(share.sizes)
-            if sizes != whole[first : share.micro_batches.stop]:
-                raise DataError(f"samples={checksum}: this rank computes {share.rows}, but got {sum(sizes)} samples")
-            counts = share.counts(counts)
-        count = sum(counts)
-        if not count > 0:
-            raise DataError("a mini-batch has no targets to learn from")
-        if 1 in sizes:
-            refuse_lone_sample(pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        own_shares = shares(whole)[first : first + len(sizes)]
-        return cls(inputs, parts, sizes, count, objective, own_shares, first, checksum, lengths)

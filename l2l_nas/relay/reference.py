@@ -27,7 +27,6 @@ from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import (
     Batch,
     Cuts,
-    MiniBatch,
     Objective,
     Reduce,
     StepResult,
@@ -39,8 +38,9 @@ from l2l_nas.relay.interface import (
     each,
     next_places,
     reduced,
-    shares,
+    sample_numbers,
 )
+from l2l_nas.relay.mini_batch import MiniBatch, shares
 from l2l_nas.relay.refusals import keeps_torch_state, refuse_own_parameters
 from l2l_nas.relay.visits import apart, back_from, full, with_plain_gradients
 from l2l_nas.space.architecture import Architecture, check_architectures
@@ -129,7 +129,7 @@ class ReferenceTrainer:
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
-        samples: int | None = None,
+        samples: Sequence[int] | Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """See `Executor.train_step`; a mini-batch is always whole."""
@@ -139,7 +139,7 @@ class ReferenceTrainer:
             with of_argument("upcoming"):
                 Architecture.from_choices(upcoming)
         if samples is not None:
-            check_count("samples", samples)
+            sample_numbers(samples)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         objective = learned_by(modules, objective)

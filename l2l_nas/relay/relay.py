@@ -12,15 +12,16 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_seed, of_argument
-from l2l_nas.eps.exchange import ObservedExchange, all_reduce_min
+from l2l_nas.eps.agreement import Pass, all_reduce_min
+from l2l_nas.eps.exchange import ObservedExchange
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sums import check_chunks
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.access import StateAccess
-from l2l_nas.relay.agreement import checksum_of
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import refuse_used_twice
 from l2l_nas.relay.calls import alone, calls_of, refuse_modes
@@ -34,11 +35,9 @@ from l2l_nas.relay.held import HeldSteps
 from l2l_nas.relay.interface import (
     Batch,
     Cuts,
-    MiniBatch,
     Objective,
     Reduce,
     StepResult,
-    StepShare,
     Targets,
     as_batch,
     bytes_of,
@@ -46,9 +45,12 @@ from l2l_nas.relay.interface import (
     cut_up,
     next_places,
     refuse_cuts,
+    sample_numbers,
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.memory import MemoryPlan, decide
+from l2l_nas.relay.mini_batch import MiniBatch, StepShare
+from l2l_nas.relay.passes import Passes, checksums_of
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
@@ -148,7 +150,8 @@ class Relay:
             self.stash.waiting_inside_bytes,
         ]
         if self._is_divided:
-            self._waiting_bytes = [-all_reduce_min(server.world, -size) for size in self._waiting_bytes]
+            least = self._passes.begin(Pass.BUILD, {}, [-size for size in self._waiting_bytes])
+            self._waiting_bytes = [-size for size in least]
 
     def _executor(self, *, is_beside: bool) -> PlanExecutor:
         """What carries out plans, and its lanes."""
@@ -157,6 +160,7 @@ class Relay:
 
     def _access(self, server: ParamServer) -> StateAccess:
         self.server = server
+        self._passes = Passes(server, self.config, seed=self.seed)
         if self.config.precision.precision == "fp32" and self.wire.is_pinned:
             server.pin_masters(self.wire)
         if self.config.precision.is_scaled:
@@ -268,8 +272,8 @@ class Relay:
         if sizes not in self._memory_plans:
             plan = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
             if self._is_divided:
-                world = self.server.world
-                plan = replace(plan, keep=all_reduce_min(world, plan.keep), slots=all_reduce_min(world, plan.slots))
+                keep, slots = self._passes.begin(Pass.BUILD, {"sizes": sizes}, [plan.keep, plan.slots])
+                plan = replace(plan, keep=keep, slots=slots)
             self._memory_plans[sizes] = plan
             # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
             slots = min(plan.slots for plan in self._memory_plans.values())
@@ -285,7 +289,7 @@ class Relay:
 
     def _free_bytes(self) -> int:
         """Device memory that is free on every rank."""
-        return all_reduce_min(self.server.world, self.device.free_bytes())
+        return all_reduce_min(self.server.world, self.device.free_bytes(), "free device memory")
 
     @property
     def has_states_on_device(self) -> bool:
@@ -315,29 +319,34 @@ class Relay:
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
-        samples: int | None = None,
+        samples: Sequence[int] | Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
         refuse_cuts("lengths", lengths, are_taken=self._takes_cuts)
-        share = None if samples is None else self._share(_sizes(samples, micro_batch))
+        numbers = None if samples is None else sample_numbers(samples)
+        share = None if numbers is None else self._share(_sizes(len(numbers), micro_batch))
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share, lengths=lengths)
+        layers, following = self.pool.path(architecture), self._first_of(upcoming) if upcoming is not None else ()
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
-        if share is None and (share := self._share(batch.sizes)) is not None and self.server.world.size > 1:
-            batch = replace(batch.part(share.micro_batches), checksum=checksum_of(batch))
+        if self._passes.has_ranks:
+            if self._passes.compares_at(step):
+                self.drain()
+            values = {"step": step, "learning rate": lr, **self._training.facts}
+            self._passes.begin_training(batch, numbers, (*layers, *following), values)
+        if share is not None:
+            batch = batch.counted(share.counts(batch.counts))
+        elif (share := self._share(batch.sizes)) is not None and self.server.world.size > 1:
+            batch = batch.part(share.micro_batches)
         chunks, sizes = (None, batch.sizes) if share is None else (share.chunks, share.most_sizes)
         memory = self.memory_plan(sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
-            if upcoming is not None and upcoming != architecture:
-                self._first_of(upcoming)  # which refuses what is none
             return self._training.run_held(held, batch, lr=lr, step=step)
-        layers = self.pool.path(architecture)
         if chunks is not None and not chunks.is_single:
             refuse_used_twice(self.pool, layers)
-        following = self._first_of(upcoming) if upcoming is not None else ()
         path = self.numbered(architecture, following)
         layers = (*layers, *following)
         job = self._training.prepare(batch, path, layers, memory=memory, lr=lr, step=step, chunks=chunks)
@@ -381,14 +390,15 @@ class Relay:
         if reduce is not None:
             check_function("reduce", reduce)
         architectures = check_architectures("architectures", architectures)
-        most = None
+        minima = []
         if max_bytes is not None:
             sizes = tuple(len(batch[0]) for batch in cut)
             lengths = None if cuts is None else tuple(batch[0].shape[1] for batch in cut)
             largest = max(self.stash.size_bytes(name, sizes, lengths) for name in self.stash.places)
             # ranks may have micro-batches of other sizes, and make the same passes
-            most = all_reduce_min(self.server.exchange, min(check_count("max_bytes", max_bytes), _LARGEST) // largest)
+            minima = [min(check_count("max_bytes", max_bytes), _LARGEST) // largest]
         self._pause()
+        (most,) = self._passes.begin(Pass.PREDICT, {"architectures": architectures}, minima, inputs=cut) or (None,)
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):
             outputs = self._evaluation.predict(self._training.states, tree, cut, reduce=reduce)
@@ -404,8 +414,9 @@ class Relay:
         caches.on_host = self._memory.stash == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
         inputs = next_places(self.pool.inputs, inputs)
-        sizes = cut_sizes(len(inputs[0]), micro_batch)
-        return self._evaluation.predict(self._training.states, tree, cut_batch(inputs, sizes), caches=caches)[0]
+        cut = list(cut_batch(inputs, cut_sizes(len(inputs[0]), micro_batch)))
+        self._passes.begin(Pass.EXTEND, {"architecture": architecture}, inputs=cut)
+        return self._evaluation.predict(self._training.states, tree, cut, caches=caches)[0]
 
     @property
     def takes_cuts(self) -> bool:
@@ -439,6 +450,9 @@ class Relay:
         layers = self.pool.path(architecture)
         most, largest = self.evaluation_bytes, max(len(batch[0]) for batch in batches) * self.sample_bytes
         count = len(batches) if most is None else max(1, most // max(1, largest))
+        if self._passes.has_ranks:
+            about = {"architecture": architecture, "batches": checksums_of(batches)}
+            self._passes.begin(Pass.RECALIBRATE, about)
         for start in range(0, len(batches), count):
             self._evaluation.recalibrate(self._training.states, layers, batches[start : start + count], started)
 

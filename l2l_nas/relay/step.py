@@ -1,8 +1,8 @@
 """A training step: prepare what it needs, run its plan, settle what came of it.
 
 [Note: many devices] Where several ranks share a step, these places exchange something with the others, in the order of
-the plan, and no other does: the least of all budgets (`Relay.memory_plan`), what each is about to do
-(`relay/agreement.py`), weights when a layer is loaded (`StateAccess.open`), buffers after a forward that changed them
+the plan, and no other does: what each is about to do (`Relay._begin_training`), the least of all budgets
+(`Relay.memory_plan`), weights when a layer is loaded (`StateAccess.open`), buffers after a forward that changed them
 (`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox`, `DividedInbox`), and losses
 (`TrainJob.require_finite_loss`). A check and an update exchange nothing.
 """
@@ -10,7 +10,7 @@ the plan, and no other does: the least of all budgets (`Relay.memory_plan`), wha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from l2l_nas.eps.inbox import GradientCheck
@@ -18,18 +18,18 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.eps.sums import Chunks
 from l2l_nas.errors import StateLostError
 from l2l_nas.relay.access import StateAccess
-from l2l_nas.relay.agreement import collectives, require_same
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import announce_reads
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
-from l2l_nas.relay.interface import MiniBatch, StepResult, each
+from l2l_nas.relay.interface import StepResult, each
 from l2l_nas.relay.losses import LossSums
 from l2l_nas.relay.memory import MemoryPlan
+from l2l_nas.relay.mini_batch import MiniBatch
 from l2l_nas.relay.path import NumberedPath
-from l2l_nas.relay.plan import Carry, Plan, UpdateOrder, UpdatePolicy
+from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stash import Frames, Stash
 from l2l_nas.space.architecture import Architecture
@@ -115,8 +115,6 @@ class TrainingStep:
             carry=carry,
             upcoming=path.upcoming,
         )
-        kept = (memory.keep, memory.slots, sorted(memory.spilled))
-        self._require_same(plan, layers, batch, {"learning rate": lr, "memory plan": kept, "order of updates": order})
         announce_reads(states, plan, layers, path)
         arena = self._stash.lay_out(batch.sizes, memory.spilled, batch.lengths)
         scale, flow = states.server.gradients.loss_scale, self._bank.pool.flow(layers[: len(path.layers)])
@@ -145,26 +143,6 @@ class TrainingStep:
             update=order,
             clip=self.config.update.clip,
         )
-
-    def _require_same(
-        self, plan: Plan, layers: Sequence[Layer], batch: MiniBatch, settings: Mapping[str, object]
-    ) -> None:
-        """Have ranks that are about to do different things say so."""
-        if self.states.server.world.size == 1:
-            return
-        scale = self.states.server.gradients.scale_state
-        facts = {
-            "path": [layer.key for layer in layers],
-            "mini-batch": (batch.checksum, batch.count),
-            "seed": (self._seed, self.states.server.seed),
-            "optimizer": (self.states.server.optimizer.name, sorted(self.states.server.frozen)),
-            **settings,
-            "precision": (self.config.precision, scale),
-            "clip": self.config.update.clip,
-            "number of chunks": self._bank.chunks,
-            "plan": collectives(plan),
-        }
-        require_same(self.states.server.world, facts)
 
     def _fill(self, values: Sequence[Frames], batch: MiniBatch) -> None:
         whole = replace(batch, inputs=tuple(map(self._device.put, batch.inputs)))
@@ -201,6 +179,11 @@ class TrainingStep:
             self._put_buffers_back(job)  # they have seen what overflowed
         norm = job.check.norm if job.check else None
         return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What decides the plan of the next step beside its arguments, as ranks compare it."""
+        return {"order of updates": self._next_order(), "last step": self._left}
 
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""

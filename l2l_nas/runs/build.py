@@ -15,7 +15,7 @@ from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device_bytes import device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.table import unmeasured
-from l2l_nas.eps.exchange import wait_for_all
+from l2l_nas.eps.agreement import wait_for_all
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import layout_of

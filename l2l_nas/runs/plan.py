@@ -17,7 +17,8 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.config import STASHES
-from l2l_nas.relay.interface import StepShare, cut_sizes
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.mini_batch import StepShare
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.report.text import format_value

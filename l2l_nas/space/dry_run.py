@@ -19,6 +19,7 @@ from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog, Phase
 from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.split import TRIED_OUT
 from l2l_nas.space.torch_state import refuse_change, unchanged
 from l2l_nas.space.values import as_tuple, learns
 
@@ -79,6 +80,7 @@ class DryRun:
     ) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(preserved_generators(self._device))
+            stack.callback(TRIED_OUT.reset, TRIED_OUT.set(True))
             for mode in modes:
                 if isinstance(mode, OperationLog):
                     mode.begin(phase, tensors)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_whole, shown
 from l2l_nas.errors import SettingError, SpaceError, user_code
+
+# whether a layer is tried out, on whatever device it can be: for no rank waits there for another
+TRIED_OUT: ContextVar[bool] = ContextVar("tried out", default=False)
 
 _MOST_ADVISED = 64  # ranks that an error proposes at most
 

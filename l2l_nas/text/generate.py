@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.exchange import broadcast
+from l2l_nas.eps.agreement import broadcast
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.extend import Caches, extend_of, is_placewise

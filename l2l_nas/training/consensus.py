@@ -8,22 +8,17 @@ whether to stop; before a trial, which architecture it is and what it costs. Ran
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from l2l_nas.eps.exchange import Alone, Channel, Exchange
+from l2l_nas.eps.agreement import all_gather_bytes, all_reduce_min
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.errors import L2LError, RankError, TrialError, failure_of, is_of_trial, one_line
 
 if TYPE_CHECKING:
     from l2l_nas.parallel.mesh import WorldMesh
-
-_NOTE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -115,12 +110,7 @@ class Consensus:
         """The values of all ranks, as JSON gives them back; all ranks call it."""
         if self.size == 1:
             return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self._gathered(torch.tensor([len(data)])).flatten().tolist()
-        row = torch.zeros(max(lengths), dtype=torch.uint8)
-        row[: len(data)] = data
-        rows = self._gathered(row)
-        return [json.loads(bytes(one[:length].tolist())) for one, length in zip(rows, lengths, strict=True)]
+        return [json.loads(data) for data in all_gather_bytes(self.exchange, json.dumps(value).encode())]
 
     def first(self, make: Callable[[], Any]) -> Any:
         """What rank 0 makes, as JSON gives it back; all ranks call it, and rank 0 alone calls `make`.
@@ -152,7 +142,7 @@ class Consensus:
         """Whether it is so on any rank; all ranks call it."""
         if self.size == 1:
             return is_so
-        return bool(self._gathered(torch.tensor([is_so])).any())
+        return not all_reduce_min(self.exchange, int(not is_so), "whether it is so")
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -160,20 +150,8 @@ class Consensus:
         if self.size == 1:
             yield
             return
-        done = threading.Event()
-
-        def tell() -> None:
-            while not done.wait(_NOTE_S):
-                self.note(self._doing)
-
-        with self.during(what):
-            thread = threading.Thread(target=tell, name="l2l_nas works", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                done.set()
-                thread.join()
+        with self.exchange.working(what):
+            yield
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -184,8 +162,3 @@ class Consensus:
                 yield
             finally:
                 self._is_alone = False
-
-    def _gathered(self, own: Tensor) -> Tensor:
-        every = own.new_empty(self.size, *own.shape)
-        self.exchange.all_gather(own, every, Channel.STEP)
-        return every

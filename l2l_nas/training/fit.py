@@ -97,7 +97,7 @@ class Trainer:
         for step, (inputs, targets) in enumerate(loaded, start):
             assert architecture is not None
             upcoming = path(step + 1) if step + 1 < end else None
-            more: dict[str, Any] = {} if share is None else {"samples": share.num_samples(step)}
+            more: dict[str, Any] = {} if share is None else {"samples": share.samples(step)}
             if texts is not None and (lengths := texts.of(architecture, inputs, self.micro_batch)) is not None:
                 more["lengths"] = lengths
             result = self.executor.train_step(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.exchange import all_reduce_min
+from l2l_nas.eps.agreement import all_reduce_min
 from l2l_nas.errors import L2LError, SpaceError, is_out_of_memory
 from l2l_nas.relay.extend import fixed_at
 from l2l_nas.relay.interface import Batch, Cuts, Executor, Targets, cut_targets, each
@@ -225,7 +225,7 @@ class Texts:
             found = ()
         rounding = _ROUNDING if getattr(self.executor, "precision", "fp32") == "fp32" else _LOW_ROUNDING
         is_same = bool(found) and all(are_near(one, tensor[0], rounding) for tensor in found for one in tensor[1:])
-        return bool(all_reduce_min(self.executor.server.world, int(is_same)))
+        return bool(all_reduce_min(self.executor.server.world, int(is_same), "whether outputs are the same"))
 
 
 def are_near(one: Tensor, other: Tensor, rounding: float) -> bool:

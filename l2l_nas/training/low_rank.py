@@ -107,7 +107,7 @@ def paired_server(server: ParamServer, pool: LayerPool, keys: Sequence[str]) -> 
     found = server.another(pool)
     for key in keys:
         found.prepare([key])
-        with server.whole(key) as state, found.writing(key) as paired, torch.no_grad():
+        with server.all_gather(key) as state, found.writing(key) as paired, torch.no_grad():
             tensors = {**state.parameters(), **state.named_buffers()}
             values = {**paired.parameters(), **paired.named_buffers()}
             for name, value in values.items():
@@ -120,7 +120,7 @@ def paired_server(server: ParamServer, pool: LayerPool, keys: Sequence[str]) -> 
 def merge(paired: ParamServer, server: ParamServer, keys: Sequence[str]) -> ParamServer:
     """Weights with their pairs, and buffers, in a server of the pool without pairs; returns that."""
     for key in keys:
-        with paired.whole(key) as state, server.writing(key) as plain, torch.no_grad():
+        with paired.all_gather(key) as state, server.writing(key) as plain, torch.no_grad():
             tensors: Mapping[str, Tensor] = {**state.parameters(), **state.named_buffers()}
             found = {
                 _plain(name, tensors): _merged(name, tensors) for name in tensors if not name.endswith((_DOWN, _UP))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.exchange import Channel, Exchange
+from l2l_nas.eps.agreement import all_gather_alike
+from l2l_nas.eps.exchange import Exchange
 from l2l_nas.eps.sums import cut_chunks
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Reduce, cut_sizes, each, samples_of
@@ -39,9 +40,9 @@ class TrainingShare:
         wanted = map(self.batches.wanted, range(start, start + steps))
         return self.batches.part.batches((rows[self.own(len(rows))], key) for rows, key in wanted)
 
-    def num_samples(self, step: int) -> int:
-        """Of the whole mini-batch."""
-        return len(self.batches.wanted(step)[0])
+    def samples(self, step: int) -> Tensor:
+        """The numbers of all samples of a mini-batch."""
+        return self.batches.wanted(step)[0]
 
 
 class EvaluationShare:
@@ -120,8 +121,7 @@ class EvaluationShare:
         def join(own: Tensor) -> Tensor:
             row = own.new_zeros(max(lengths), *own.shape[1:])
             row[: lengths[rank]] = own[: lengths[rank]]
-            every = row.new_empty(size, *row.shape)
-            self._exchange.all_gather(row, every, Channel.STEP)
+            every = all_gather_alike(self._exchange, row)
             return torch.cat([rows[:length] for rows, length in zip(every, lengths, strict=True)])
 
         return [tuple(map(join, batch)) for batch in batches]

@@ -34,7 +34,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.exchange import Alone, Exchange, all_reduce_min
+from l2l_nas.eps.agreement import all_reduce_min
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets, each
@@ -269,7 +270,9 @@ class _Gathered:
 
     def _refuse_too_large(self, outputs: Batch, samples: int) -> None:
         wanted = sum(tensor.nbytes for tensor in outputs) * self._samples // samples
-        if 2 * wanted > all_reduce_min(self._exchange, free_memory_bytes()):  # chunks are joined into one more copy
+        if 2 * wanted > all_reduce_min(
+            self._exchange, free_memory_bytes(), "free memory"
+        ):  # chunks are joined into one more copy
             raise DataError(
                 f"{', '.join(self._task.gathered)}: measured on the outputs of all {self._samples:,} samples at once, "
                 f"{wanted / 2**30:.1f} GiB; derive the task from SummedMetrics, with `totals` and `finish`, and give a "

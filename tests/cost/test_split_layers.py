@@ -12,10 +12,10 @@ from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.ranks import RankLink, summed_bytes
 from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import StepTime
+from l2l_nas.eps.agreement import MESSAGE_BYTES
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.agreement import DIGEST_BYTES, FACTS
 from l2l_nas.space.split import Column, Row, Vocabulary
 
 WIDTH, LENGTH, DEPTH = 32, 6, 3
@@ -66,7 +66,7 @@ def test_a_rank_holds_and_computes_its_part_and_exchanges_what_a_ring_sums(sizes
     # forward, backward, and the forwards that are run again: of all layers but the last one
     sums = [summed_bytes(4 * size * LENGTH * WIDTH, 2) for size in sizes] * (3 * DEPTH - 1)
     notes = [16] * DEPTH  # of each gradient, what it adds to the norm, and whose it is if it is not finite
-    agreed = [DIGEST_BYTES * FACTS]
+    agreed = [MESSAGE_BYTES]
     assert one.exchanged_bytes == sum(sums + notes + agreed)
     link = RankLink.of(PROFILES["h100"], 2)
     assert one.simulation.busy_s["net"] == pytest.approx(link.seconds(sums + notes + agreed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -33,12 +34,16 @@ class Threads:
     def __init__(self, shared, rank):
         self._rows, self._barrier = shared
         self.rank, self.size = rank, len(self._rows)
+        self.members = range(self.size)
 
     def all_gather(self, part, whole, channel, of=""):
         self._rows[self.rank] = part.clone()
         self._barrier.wait(60)
         whole.copy_(torch.stack(self._rows))
         self._barrier.wait(60)
+
+    def working(self, what):
+        return nullcontext()
 
     def all_to_all(self, parts, received, channel, of=""):
         self._rows[self.rank] = parts.clone()
@@ -153,7 +158,7 @@ def test_identity_and_exported_networks_are_those_of_the_whole_pool():
 class Told:
     """An exchange with a rank that gives this number."""
 
-    size = 2
+    size, members = 2, (0, 1)
 
     def __init__(self, rank, number):
         self.rank, self._number = rank, number

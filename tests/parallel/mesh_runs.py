@@ -129,13 +129,13 @@ def trained(
 def on_mesh(world, folder, tensor, *names):
     """In each rank: train the cases, and write what came of them to `folder`."""
     grid = world.mesh(tensor=int(tensor))
-    grid.ranks.reducer = Counting(grid.ranks.reducer)
+    grid.ranks._reducer = Counting(grid.ranks.reducer)
     torch.save({name: trained(grid, **CASES[name]) for name in names}, Path(folder) / f"{world.rank}.pt")
 
 
 def go_on(world, folder, tensor, first, steps):
     """In each rank: train on from a save, and save."""
     grid = world.mesh(tensor=int(tensor))
-    grid.ranks.reducer = Counting(grid.ranks.reducer)
+    grid.ranks._reducer = Counting(grid.ranks.reducer)
     found = trained(grid, first=int(first), steps=int(steps), folder=folder)
     torch.save(found["results"], Path(folder).parent / f"{world.rank}.pt")

@@ -26,7 +26,8 @@ from l2l_nas.eps.sharded import ShardedServer, server_of
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.parallel.world import World, WorldConfig
-from l2l_nas.relay.interface import StepShare, cut_sizes
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.mini_batch import StepShare
 from tests.cost.test_split_layers import pool as feedforward_pool
 from tests.parallel.same_bits import CHUNKS, language
 from tests.relay.stress import CHECKED
@@ -82,7 +83,7 @@ def counted(exchange: Exchange, name: str) -> dict[str, int]:
             targets = inputs[0]
         own = relay.own_rows(BATCH, MICRO_BATCH)
         relay.train_step(
-            path, (inputs[0][own],), targets[own], samples=BATCH,
+            path, (inputs[0][own],), targets[own], samples=range(BATCH),
             objective=BothHeads() if name == "buffers" else NextToken(), micro_batch=MICRO_BATCH,
             lr=1e-3, step=step, upcoming=path,
         )  # fmt: skip
@@ -119,7 +120,7 @@ def divided(world: World) -> dict[str, dict[str, float]]:
     """The same of layers that two ranks share."""
     whole, grid = feedforward_pool(), world.mesh(tensor=2)
     counter, tensor = Counter(grid.ranks.reducer), ObservedExchange.of(grid.mesh.tensor)
-    grid.ranks.reducer = counter
+    grid.ranks._reducer = counter
     mesh = Mesh(grid.mesh.world, grid.mesh.data, tensor)
     options = {"slots": 2, "resident": None, "lanes": "inline"}
     server = DividedServer(SplitPool(whole, grid.ranks), mesh, optimizer=AdamW(), seed=0)

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import torch
 
+from l2l_nas import AdamW
+from l2l_nas.eps import checkpoint
 from l2l_nas.eps.exchange import Channel
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import NonFiniteError, RankError, TrialError
 from l2l_nas.parallel import meeting
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World, WorldConfig
+from tests.toys import dense_pool
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
@@ -122,7 +126,8 @@ def rejoins(world: World, count: str = "5") -> None:
                     try:
                         raise NonFiniteError("loss", layer=None, step=number, is_own=True)
                     except NonFiniteError as error:
-                        world.exchange.refuse(error)
+                        world.exchange.tell(error)
+                        raise
                 step(world, Channel.LOAD)
                 step(world, Channel.SEND)
             raise AssertionError("no failure")
@@ -181,6 +186,21 @@ def lasts(world: World) -> None:
     print(f"done in a world of {world.size}", flush=True)
 
 
+def saves_slowly(world: World, folder: str) -> None:
+    """Rank 0 writes each file for longer than patience."""
+    write = checkpoint.write_atomically
+
+    def slow(path: Path, data: bytes) -> None:
+        time.sleep(5)
+        write(path, data)
+
+    checkpoint.write_atomically = slow
+    server = server_of(dense_pool(8), world.exchange, optimizer=AdamW(), seed=0)
+    server.prepare(["layer0/normed"])
+    checkpoint.Checkpoint(Path(folder)).save(server)
+    print("saved", flush=True)
+
+
 def meshes(world: World, name: str, *words: str) -> None:
     """A function of `mesh_runs.py`."""
     from tests.parallel import mesh_runs
@@ -189,7 +209,8 @@ def meshes(world: World, name: str, *words: str) -> None:
 
 
 PROGRAMS = {
-    one.__name__: one for one in (exchanges, steps, rejoins, not_finite, known_elsewhere, restarts, lasts, meshes)
+    one.__name__: one
+    for one in (exchanges, steps, rejoins, not_finite, known_elsewhere, restarts, lasts, saves_slowly, meshes)
 }
 
 

@@ -191,3 +191,10 @@ def test_a_rank_that_is_killed_at_any_time_while_ranks_meet_is_noticed(seed, tmp
         results = ranks.ended(40, without=(seed % 2,))
     assert len(errors_of(results)) == 1, results
     assert [one.code for one in results] == [2]
+
+
+@pytest.mark.slow
+def test_a_slow_write_of_one_rank_is_no_silence(tmp_path):
+    with Ranks(tmp_path, 2, "saves_slowly", tmp_path / "weights", PATIENCE_S=3) as ranks:
+        results = ranks.ended()
+    assert [(one.code, one.out.splitlines()) for one in results] == [(0, ["saved"])] * 2, results

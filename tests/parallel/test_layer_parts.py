@@ -14,7 +14,7 @@ from torch import nn
 from l2l_nas import collect_losses
 from l2l_nas.parallel.collectives import GroupReducer, Ranks
 from l2l_nas.parallel.split import split_module
-from l2l_nas.space.split import Dropped, SplitPlan
+from l2l_nas.space.split import Dropped, Experts, SplitPlan
 from tests.parallel.families import FAMILIES, PLAN, Fused, inputs_of
 from tests.parallel.processes import on_ranks
 
@@ -186,3 +186,52 @@ def test_fast_numbers_differ_between_ranks_inside_and_nowhere_else(fused):
     assert len(set(masks)) == len(fused)
     assert all(0.3 < sum(value > 0 for value in mask) / 100 < 0.7 for mask in masks)
     assert all(torch.equal(part["mask"], part["again"]) for part in fused)  # a recompute draws the same
+
+
+class Skipping(nn.ModuleDict):
+    """Experts of which only those run that a token chose, as users write them."""
+
+    def forward(self, x, choices):
+        total = torch.zeros_like(x)
+        for name, expert in self.items():
+            rows = (choices == int(name)).nonzero()[:, 0]
+            if len(rows):
+                total = total.index_add(0, rows, expert(x[rows]))
+        return total
+
+
+class Chosen(nn.Module):
+    def __init__(self, chosen):
+        super().__init__()
+        self.before, self.chosen = nn.Linear(8, 8), chosen
+        self.experts = Skipping({str(number): nn.Linear(8, 8) for number in range(4)})
+
+    def forward(self, x):
+        x = self.before(x)
+        return x + self.experts(x, torch.tensor(self.chosen))
+
+
+def gradients_of_chosen(reducer=None):
+    """By which experts are chosen, the gradients of what stands before them, and of the first expert."""
+    results = {}
+    for chosen in ([0, 0, 0], [0, 1, 3], [3, 3, 3]):
+        module = built(lambda chosen=chosen: Chosen(chosen))
+        if reducer is not None:
+            split_module(module, {"experts": Experts(4)}, Ranks(reducer))
+        module(torch.linspace(-1, 1, 24, dtype=torch.float64).view(3, 8)).square().sum().backward()
+        results[str(chosen)] = module.before.weight.grad
+        if "0" in module.experts and 0 in chosen:
+            results[f"{chosen} 0"] = module.experts["0"].weight.grad
+    return results
+
+
+def of_ranks():
+    return gradients_of_chosen(GroupReducer())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_experts_without_a_token_go_backward_with_the_others(size):
+    expected = gradients_of_chosen()
+    for found in on_ranks(of_ranks, size):
+        assert {"[0, 0, 0]", "[0, 1, 3]", "[3, 3, 3]"} <= found.keys()
+        assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-12) for name in found)

@@ -139,6 +139,11 @@ def made(**parts):
         ),
         (made(a=nn.Conv2d(6, 6, 1, groups=6)), {"a": Grouped()}, "'a' has 6 to divide among 4 ranks; 2, 3 or 6"),
         (made(a=nn.Embedding(8, 2, max_norm=1.0)), {"a": Vocabulary()}, "'a' is more than a plain nn.Embedding"),
+        (
+            made(a=nn.Embedding(8, 2, scale_grad_by_freq=True)),
+            {"a": Vocabulary()},
+            "'a' is more than a plain nn.Embedding",
+        ),
         (made(a=nn.ModuleList([nn.Identity()])), {"a": Experts(1)}, "'a' has no forward, which Experts() needs"),
         (partial(MixtureOfExperts, 4, 4, routing=Routing(6)), None, "'experts' has 6 experts to divide among 4 ranks"),
         (

@@ -57,9 +57,10 @@ class ExchangeChecker:
         def noted(job: TrainJob) -> None:
             chunks = (self._relay.chunks or 1) // self._size
             exchanges = Exchanges(self._relay.server, self._relay.config.precision.dtype, chunks=chunks)
-            if self._counts:
-                self._expected.append((job.number, exchanges.counts(self._counts)))
-            messages = exchanges.of_step(job.plan, job.layers)
+            agreement, *messages = exchanges.of_step(job.plan, job.layers)
+            counts = [exchanges.counts(self._counts)] if self._counts else []
+            compared = [exchanges.comparison] * self._relay._passes.compares_at(job.number)
+            messages = [agreement, *compared, *counts, *messages]
             # those between ranks that share layers go another way
             self._expected += [(job.number, message) for message in messages if not message.is_of_tensor]
             run(job)

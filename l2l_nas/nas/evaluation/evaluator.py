@@ -417,7 +417,7 @@ class WeightProvenance:
                 version = state.version
             known = self._checksums.get(key)
             if known is None or known[0] != version:
-                with server.whole(key, Part.WEIGHTS) as state:
+                with server.all_gather(key, Part.WEIGHTS) as state:
                     known = version, f"{zlib.crc32(state.weights.numpy().data):08x}"
                 self._checksums[key] = known
             checksums.append(known[1])
