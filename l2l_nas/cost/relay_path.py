@@ -26,9 +26,9 @@ class RelayPath:
     def __init__(
         self, relay: Relay, sizes: tuple[int, ...], architecture: Architecture, *, is_host: bool | None = None
     ) -> None:
-        memory = relay.memory_plan(sizes)
+        self.memory = memory = relay.memory_plan(sizes)
         is_host = relay.device.shares_memory if is_host is None else is_host
-        self.relay, self.sizes, self._keep = relay, sizes, memory.keep
+        self.relay, self.sizes = relay, sizes
         self.layers = relay.pool.path(architecture)
         self.numbered = relay.numbered(architecture)  # the same layers, with numbers for states and values
         self.states = path_states(relay.pool, architecture)
@@ -43,13 +43,13 @@ class RelayPath:
     @property
     def tail_start(self) -> int:
         """Index of the first layer of the tail."""
-        slots = len(self.relay.bank.slots)
-        return tail_start(self.numbered.layers, slots=slots, keep=self._keep, spill=self.spill)
+        slots, keep = self.memory.slots, self.memory.keep
+        return tail_start(self.numbered.layers, slots=slots, keep=keep, spill=self.spill)
 
     def shape(self, update: UpdateOrder, *, frames: int = 0) -> RelayShape:
         """The settings that decide its plans; `frames` are for states in files."""
         is_resident = self.is_resident and frames > 0
-        return RelayShape(len(self.relay.bank.slots), self._keep, update, self.spill, frames, is_resident)
+        return RelayShape(self.memory.slots, self.memory.keep, update, self.spill, frames, is_resident)
 
     def value_bytes(self, values: Iterable[Name]) -> int:
         """Bytes of one sample of these values on the device."""

@@ -18,6 +18,7 @@ from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.relay.buffers import may_change
+from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.exchanges import Exchanges
 from l2l_nas.relay.measure import Work
 from l2l_nas.relay.path import Name
@@ -93,15 +94,16 @@ class StepTime:
         chunks = (relay.chunks or 1) // self._ranks
         self._exchanges = Exchanges(relay.server, relay.config.precision.dtype, chunks=chunks)
         self._chains: dict[object, Chain] = {}
-        self._steps_s: dict[Architecture, float] = {}
+        self._steps_s: dict[tuple[Architecture, RelayConfig], float] = {}
 
     def __call__(self, architecture: Architecture) -> float:
         """Milliseconds of a step in the midst of training this architecture."""
-        if architecture not in self._steps_s:
+        key = architecture, self.relay.config
+        if key not in self._steps_s:
             path = self._path(architecture)
             seconds = self._path_seconds(path, self._visits(path))
-            self._steps_s[architecture] = simulate(self._chain(path), seconds, lanes=self._lanes).step_s
-        return 1000 * self._steps_s[architecture]
+            self._steps_s[key] = simulate(self._chain(path), seconds, lanes=self._lanes).step_s
+        return 1000 * self._steps_s[key]
 
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
@@ -205,7 +207,7 @@ class StepTime:
     def _host_bytes(self, path: RelayPath, gradient_bytes: int) -> tuple[int, int]:
         """Host memory, and how much of it is pinned, where so many bytes of gradients wait."""
         relay = self.relay
-        spilled = relay.memory_plan(self._sizes).spilled
+        spilled = path.memory.spilled
         crossing = sum(relay.stash.size_bytes(value, self._sizes) for value in spilled) + gradient_bytes
         stored_bytes = wire_bytes(relay.pool, self._stored(path), relay.config.precision.dtype)
         saved_bytes = path.saved_bytes(path.streamed(path.states)) if self._order is UpdateOrder.AHEAD else 0

@@ -1,18 +1,22 @@
-"""MemoryPlan: what of a path stays on the device, within a budget in bytes.
+"""The device memory of a training step, and MemoryPlan: what of a path stays there, within a budget in bytes.
 
 The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs a slot and the
 activations of one micro-batch for each. A value in the *stash* spares two copies over the link.
+
+What layers keep and make while they run is found by dry runs (`measure.py`). One rule says what a step needs of it at
+its largest moment: of a path (`cost/device_bytes.py`), and here of the costliest candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.config import MemoryConfig
-from l2l_nas.relay.measure import layer_needs
+from l2l_nas.relay.measure import LayerNeeds, Work, layer_needs
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.pool import LayerPool
 
@@ -34,6 +38,44 @@ class MemoryPlan:
     spilled: frozenset[str]
 
 
+class ValueGradients(NamedTuple):
+    """Bytes of the gradients of a micro-batch that a layer's backward meets."""
+
+    learns: bool  # whether it has a backward
+    read: int  # of what the layer reads
+    written: int  # of what it writes
+    begun: int  # of what it reads, that layers behind it have begun
+    passing: int  # of other values, that layers behind it have begun and layers before it go on with
+
+
+def streamed_moments(
+    needs: Sequence[LayerNeeds], gradients: Sequence[ValueGradients], micro_batches: int
+) -> Iterator[int]:
+    """Bytes at the largest moments of each visit of the layers before the tail."""
+    others = micro_batches - 1
+    for need, gradient in zip(needs, gradients, strict=True):
+        # a forward's graph of one micro-batch lives until the next one has its own
+        yield need.forward_peak + (need.alive if others else 0)
+        if not gradient.learns:
+            continue
+        # held: of micro-batches that are done the gradients of inputs, of the others those of outputs
+        waiting = (others + 1) * gradient.passing
+        due = gradient.written + gradient.begun
+        for done in (0, others):
+            yield waiting + done * gradient.read + (others + 1 - done) * due + need.peak
+
+
+def tail_moments(needs: Sequence[LayerNeeds], gradients: Sequence[ValueGradients], alive: int) -> Iterator[int]:
+    """Bytes at the largest moment of each layer of the tail: one micro-batch goes forward through it, and back.
+
+    Args:
+        alive: bytes of gradients that micro-batches before left to the layers before the tail.
+    """
+    for index, (need, gradient) in enumerate(zip(needs, gradients, strict=True), 1):
+        yield alive + need.peak + (gradient.written + gradient.passing if index < len(needs) else 0)
+        alive += need.alive
+
+
 def decide(
     pool: LayerPool,
     bank: SlotBank,
@@ -53,14 +95,18 @@ def decide(
     if budget == "all" or budget is None:
         keep = depth if budget == "all" else keep
         return MemoryPlan(keep, max(slots, keep), spilled)
-    costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
+    costliest = [_costliest(pool, stash, position, max(sizes)) for position in range(depth)]
     gradients = _gradients(pool, stash, sizes)
 
     def needs(length: int) -> int:
         count = max(slots, min(length + 1, depth))
-        # the tail's activations, or those of the one layer before it that is run again
-        held = max(sum(costs[-length:]), *costs) + gradients
-        return count * bank.slot_bytes + stash.needs_bytes(sizes, spilled) + held
+        streamed, tail = costliest[: depth - length], costliest[depth - length :]
+        # gradients of values are counted at once, as the most that wait at any time
+        moments = (
+            *streamed_moments(streamed, [_NONE] * len(streamed), len(sizes)),
+            *tail_moments(tail, [_NONE] * length, 0),
+        )
+        return count * bank.slot_bytes + stash.needs_bytes(sizes, spilled) + max(moments) + gradients
 
     least = needs(1)
     if budget == "auto":
@@ -74,11 +120,18 @@ def decide(
     return MemoryPlan(length, max(slots, min(length + 1, depth)), spilled)
 
 
-def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
-    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch."""
+_NONE = ValueGradients(True, 0, 0, 0, 0)
+
+
+def _costliest(pool: LayerPool, stash: Stash, position: int, samples: int) -> LayerNeeds:
+    """The most of each that a micro-batch of any candidate of a position needs."""
     layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
-    needs = [layer_needs(pool, layer, stash.inputs_of(layer), samples, dtype=stash.dtype) for layer in layers]
-    return max((one.kept for one in needs), default=0)
+    every = [layer_needs(pool, layer, stash.inputs_of(layer), samples, dtype=stash.dtype) for layer in layers]
+
+    def most(name: str) -> int:
+        return max((getattr(one, name) for one in every), default=0)
+
+    return LayerNeeds(most("kept"), most("alive"), most("forward_peak"), most("peak"), Work(), Work())
 
 
 def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -268,19 +268,26 @@ class Relay:
         return self._paths[key]
 
     def memory_plan(self, sizes: tuple[int, ...]) -> MemoryPlan:
-        """What stays on the device, for micro-batches of these sizes."""
+        """What stays on the device when micro-batches of these sizes are trained. It asks, and changes nothing."""
+        plan = self._memory_plans.get(sizes) or self._decided(sizes, self.device.free_bytes)
+        # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
+        return replace(plan, slots=min([plan.slots, *(other.slots for other in self._memory_plans.values())]))
+
+    def settle_memory(self, sizes: tuple[int, ...]) -> MemoryPlan:
+        """Have the device be ready for micro-batches of these sizes, too; all ranks call it."""
         if sizes not in self._memory_plans:
-            plan = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
+            plan = self._decided(sizes, self._free_bytes)
             if self._is_divided:
                 keep, slots = self._passes.begin(Pass.BUILD, {"sizes": sizes}, [plan.keep, plan.slots])
                 plan = replace(plan, keep=keep, slots=slots)
             self._memory_plans[sizes] = plan
-            # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
-            slots = min(plan.slots for plan in self._memory_plans.values())
-            if slots != len(self.bank.slots):
+            if (slots := self.memory_plan(sizes).slots) != len(self.bank.slots):
                 self.drain()
                 self.bank.resize(slots)
         return self._memory_plans[sizes]
+
+    def _decided(self, sizes: tuple[int, ...], free_bytes: Callable[[], int]) -> MemoryPlan:
+        return decide(self.pool, self.bank, self.stash, sizes, self._memory, free_bytes)
 
     @property
     def _is_divided(self) -> bool:
@@ -342,7 +349,7 @@ class Relay:
         elif (share := self._share(batch.sizes)) is not None and self.server.world.size > 1:
             batch = batch.part(share.micro_batches)
         chunks, sizes = (None, batch.sizes) if share is None else (share.chunks, share.most_sizes)
-        memory = self.memory_plan(sizes)
+        memory = self.settle_memory(sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
             return self._training.run_held(held, batch, lr=lr, step=step)
         if chunks is not None and not chunks.is_single:

@@ -121,7 +121,7 @@ def decide_memory(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: i
     Raises:
         SettingError: the device budget is too small.
     """
-    memory = relay.memory_plan(cut_sizes(samples, micro_batch))
+    memory = relay.settle_memory(cut_sizes(samples, micro_batch))
     if conf.budget == "auto":
         return replace(conf, budget="none", keep=memory.keep, slots=memory.slots)
     return conf

@@ -181,7 +181,7 @@ class Planner:
         if self.data > 1:
             sizes = StepShare.of(self._server.exchange, sizes, self.mesh.chunks or self.data).most_sizes
         relay = self.relay(conf)
-        relay.memory_plan(sizes)
+        relay.settle_memory(sizes)
         in_files = conf.storage != "ram"
         return StepTime(relay, sizes, self.hardware, in_files=in_files, divided=self._divided)
 

@@ -25,12 +25,30 @@ from tests.toys import SquaredError, dense_pool
 
 WIDTH, LENGTH = 16, 8
 encoder = partial(EncoderBlock, WIDTH, heads=2, feedforward=2 * WIDTH)
-MARGIN = 1.10  # a layer's backward needs a little more than what its forward keeps, by which budgets are reckoned
+MARGIN = 1.0  # of a budget, that is never exceeded
 
 
-def stack(depth, candidates=1):
+class Wide(nn.Module):
+    """Its forward makes much, and keeps little for its backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.linear(x) + torch.cumsum(x.repeat(1, 1, 64), 1).amax(-1, keepdim=True)
+
+
+class Lean(Wide):
+    """Its backward makes more than its forward keeps."""
+
+    def forward(self, x):
+        return self.linear(x) + (self.linear(x).unsqueeze(-1).expand(*x.shape, 64) * 0.5).mean(-1)
+
+
+def stack(depth, candidates=1, factory=encoder):
     """Encoder blocks, of which each position has so many, and a head."""
-    choices = [Candidate(f"c{number}", encoder) for number in range(candidates)]
+    choices = [Candidate(f"c{number}", factory) for number in range(candidates)]
     head = Position("head", [Candidate("c0", partial(nn.Linear, WIDTH, 2))])
     positions = [Position(f"p{index}", choices) for index in range(depth)]
     return LayerPool([*positions, head], inputs=TensorSpec((LENGTH, WIDTH)))
@@ -103,8 +121,9 @@ def test_low_precision_needs_less_memory(precision):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stash", ["device", "host"])
-def test_a_budget_is_kept_and_a_larger_one_keeps_more(stash):
-    pool, sizes = stack(6), (2,) * 4
+@pytest.mark.parametrize("factory", [encoder, Wide, Lean])
+def test_a_budget_is_kept_and_a_larger_one_keeps_more(factory, stash):
+    pool, sizes = stack(6, factory=factory), (2,) * 4
     start = least(pool, sizes, stash=stash)
     kept = []
     for factor in (1.0, 1.2, 1.5, 2.0, 3.0, 5.0):
@@ -126,6 +145,18 @@ def test_one_byte_less_than_the_least_is_refused_and_the_least_is_not():
         with pytest.raises(SettingError, match=f"the least is {start:,}"):
             relay_on(pool, stash=stash, device_budget=start - 1).memory_plan(sizes)
         assert relay_on(pool, stash=stash, device_budget=start).memory_plan(sizes).keep == 1
+
+
+def test_a_question_changes_nothing():
+    relay = relay_on(stack(6), device_budget=int(1.5 * least(stack(6), (8,))))
+    step = stepper(relay)
+    step()
+    sizes = (2,) * 4
+    before = relay.memory_plan(sizes), len(relay.bank.slots)
+    assert relay.memory_plan((8,)).slots < before[1]
+    assert (relay.memory_plan(sizes), len(relay.bank.slots)) == before
+    RelayPath(relay, (8,), relay.pool.architecture(["c0"] * 7))
+    assert (relay.memory_plan(sizes), len(relay.bank.slots)) == before
 
 
 def test_the_refusal_recommends_the_host_unless_the_stash_is_there():
