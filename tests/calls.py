@@ -86,7 +86,7 @@ _USED = {
 _OWN = {
     "Samples", "Samples.batch",  # abstract
     "Trainer.counted",
-    "Relay.memory_plan", "Relay.numbered", "ReferenceTrainer.module",
+    "Relay.memory_plan", "Relay.numbered", "Relay.settle_memory", "ReferenceTrainer.module",
     "LayerPool.flow", "LayerPool.naming", "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner",
     "LayerPool.has_state",
     *(f"ParamServer.{name}" for name in (

@@ -316,7 +316,7 @@ def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
     for name, choices in paths.items():
         options = {"update": update, "stash": stash, "device_budget": budget, "slots": slots}
         if name == "mixers" and budget == 40_000:
-            options["device_budget"] = 80_000
+            options["device_budget"] = 100_000
         check(
             stressed(name, choices, options), layer_major=name in ("language", "repeated"), plain_of=same_trained_plain
         )

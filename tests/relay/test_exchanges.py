@@ -137,7 +137,7 @@ def test_a_trace_has_exchanges_in_a_row_of_their_own():
     spans = [span for span in trace.spans if span.lane == NET]
     ops = Counter(span.op for span in spans)
     assert set(ops) == {"gather", "reduce", "agree"}
-    assert ops["agree"] == 2 * 3
+    assert ops["agree"] == 2 * 3 + 1  # at the begin of each step, and its losses; before the first, checksums
     for span in spans:  # each lies within the load or send of its layer
         if span.op != "agree":
             own = [one for one in trace.spans if one.lane in ("up", "down") and one.step == span.step]
