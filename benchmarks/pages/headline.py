@@ -12,9 +12,12 @@ def measured() -> str:
     return markdown(
         ["question", "answer, with 95 % intervals"],
         [
-            [f"search minus random search of as many steps, points of test accuracy, {_seeds()}", _search()],
+            [f"search minus random search of as many steps, points of test accuracy, {_seeds()}", _ahead(named=True)],
             [f"the same at half of the steps, {_seeds('_3_trainings')}", _ahead("_3_trainings")],
-            [f"the same without the runs that come with the space, {_seeds('_alone')}, measured twice", _alone()],
+            [
+                f"the same with `search.learn_from=[]`, {_seeds('_alone')}, twice",
+                f"{_ahead('_alone')}; again {_ahead('_alone_again')}",
+            ],
             ["other packages at equal steps, **simulated**", _packages()],
             ["a published model made smaller, beside six other ways to prune", _pruning()],
             ["a step on a CPU over plain PyTorch's, everything held", _held()],
@@ -30,17 +33,8 @@ def _seeds(kind: str = "") -> str:
     return f"{searches.num_seeds(kind)} seeds"
 
 
-def _ahead(kind: str = "") -> str:
-    return "; ".join(points(searches.ahead(task, kind=kind)) for task in TASKS)
-
-
-def _search() -> str:
-    told = [f"{words}: {points(searches.ahead(task))}" for task, words in TASKS.items()]
-    return f"{'; '.join(told)}. An interval that holds 0 shows no difference"
-
-
-def _alone() -> str:
-    return f"{_ahead('_alone')}; again {_ahead('_alone_again')}"
+def _ahead(kind: str = "", *, named: bool = False) -> str:
+    return "; ".join(f"{words}: " * named + points(searches.ahead(task, kind=kind)) for task, words in TASKS.items())
 
 
 def _packages() -> str:

@@ -87,10 +87,12 @@ def begin(exchange: Exchange, what: Pass, facts: Sequence[Fact] = (), minima: Se
     digests = [fact.digest for fact in facts]
     rest = [0] * (MOST_FACTS - len(facts) + _MINIMA - len(minima))
     every = _exchanged(exchange, torch.tensor([_PASSES.index(what), len(facts), *digests, *rest, *minima]))
-    _require_same_pass(exchange, every)
-    for fact, column in zip(facts, every[:, 2:].unbind(1), strict=False):
-        _require_same(exchange, f"another {fact.name}", what, column)
-    _require_same(exchange, "other settings", what, every[:, 1])  # more of them, or fewer
+    told = every[:, : _NUMBERS - _MINIMA]
+    if not torch.equal(told, told[:1].expand_as(told)):
+        _require_same_pass(exchange, every)
+        for fact, column in zip(facts, every[:, 2:].unbind(1), strict=False):
+            _require_same(exchange, f"another {fact.name}", what, column)
+        _require_same(exchange, "other settings", what, every[:, 1])  # more of them, or fewer
     return every[:, _NUMBERS - len(minima) :].amin(0).tolist() if minima else []
 
 
