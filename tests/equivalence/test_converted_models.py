@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 
 import pytest
 import torch
 
 import l2l_nas
 from l2l_nas import AdamW, ParamServer, Relay, skip
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import stream_seed
+from l2l_nas.relay.interface import as_batch, cut_sizes
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.training.export import PlainNetwork, build_network
 from tests.converted import CASES, ManyClasses, batch
@@ -43,11 +46,13 @@ def first_server(pool):
     return ParamServer(pool, optimizer=AdamW(weight_decay=0.01), seed=0)
 
 
-def some_bytes(server, slots):
-    """A budget for the slots and about half of what else there is."""
-    relay = Relay(server, device="cpu", slots=slots)
-    relay.close()
-    return relay.bank.num_bytes + (300_000 if len(server.pool.inputs[0].shape) > 1 else 150_000)
+def some_bytes(server, slots, sizes):
+    """A budget of a little more than the least."""
+    relay = Relay(server, device="cpu", slots=slots, device_budget=1)
+    with pytest.raises(SettingError) as caught:
+        relay.memory_plan(sizes)
+    least = int(re.search(r"the least is ([\d,]+\d)", str(caught.value))[1].replace(",", ""))
+    return least + 100_000
 
 
 def relay_steps(relay, case, architectures, *, micro_batch):
@@ -171,7 +176,8 @@ def test_a_new_path_each_step_equals_plain_networks_under_every_combination(name
     micro_batch = UNTIED.get(name, 4)
     plain = Networks(first_server(pool), seed=7)
     losses = plain.steps(case, architectures, micro_batch=micro_batch)
-    some = {slots: some_bytes(first_server(pool), slots) for slots in (2, 3)}
+    sizes = cut_sizes(len(as_batch(batch(case, pool, 0)[0])[0]), micro_batch)
+    some = {slots: some_bytes(first_server(pool), slots, sizes) for slots in (2, 3)}
     for options in OPTIONS:
         budget = some[options["slots"]] if options["device_budget"] == "some" else options["device_budget"]
         server = first_server(pool)

@@ -65,9 +65,9 @@ def runs(draw, pools, micro_batches):
     update = draw(st.sampled_from(ORDERS))
     scopes = ["layer"] if update == "eager" else ["layer", "global"]
     clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
-    budget = draw(st.sampled_from([None, None, "all", 36_000, 48_000]))
+    budget = draw(st.sampled_from([None, None, "all", 42_000, 48_000]))
     stash = draw(st.sampled_from(["device", "host"]))
-    if budget == 36_000:
+    if budget == 42_000:
         stash = "host"
     if name in (*VALUES, "elastic", "mixers") and isinstance(budget, int):
         budget *= 3
