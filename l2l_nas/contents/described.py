@@ -28,6 +28,7 @@ _OWN = (os.PathLike, torch.Generator, np.random.Generator, np.random.RandomState
 # of a module, what torch keeps beside its parts
 _BOOKKEEPING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _DEEPEST = 32  # objects within objects; what lies deeper is told by its class
+_LONGEST = 4096  # letters of an object; of a longer text stands a hash, so that texts of many that share one stay short
 _LIBRARIES = {"torch", "numpy", "l2l_nas", *sys.stdlib_module_names}
 
 
@@ -49,9 +50,9 @@ def digest_of(value: object, *, has_values: bool = True) -> int:
 class _Description:
     def __init__(self, has_values: bool) -> None:
         self._has_values = has_values
-        self._met: dict[int, int] = {}  # by identity, in the order in which they were met
+        self._texts: dict[int, str] = {}  # by identity, of what was told whole
         self._alive: list[object] = []
-        self._depth = 0
+        self._within: list[int] = []  # identities of what is being told, the outermost first
 
     def of(self, value: object) -> str:
         if isinstance(value, enum.Enum):
@@ -62,17 +63,19 @@ class _Description:
             return value.type
         if isinstance(value, _OWN):
             return _name(type(value))
-        if id(value) in self._met:
-            return f"#{self._met[id(value)]}"
-        self._met[id(value)] = len(self._met)
-        self._alive.append(value)  # an identity that is used again would be another object's
-        if self._depth == _DEEPEST:
-            return _name(type(value))
-        self._depth += 1
-        try:
-            return self._of_new(value)
-        finally:
-            self._depth -= 1
+        if id(value) in self._within:  # a circle
+            return f"#{self._within.index(id(value)) - len(self._within)}"
+        if id(value) not in self._texts:
+            if len(self._within) == _DEEPEST:
+                return _name(type(value))
+            self._alive.append(value)  # an identity that is used again would be another object's
+            self._within.append(id(value))
+            text = self._of_new(value)
+            self._within.pop()
+            # what is met again is told again: whether two of the same value are one object is no fact of them
+            is_long = len(text) > _LONGEST
+            self._texts[id(value)] = hashlib.sha256(text.encode(errors="replace")).hexdigest() if is_long else text
+        return self._texts[id(value)]
 
     def _of_new(self, value: Any) -> str:
         if isinstance(value, Tensor | np.ndarray):
@@ -100,7 +103,7 @@ class _Description:
         tensor = value.detach() if isinstance(value, Tensor) else torch.empty(0)
         numbers = f"{value.dtype}{tuple(value.shape)}"
         if isinstance(value, np.ndarray):
-            return f"{numbers} {zlib.crc32(np.ascontiguousarray(value).data):08x}" if value.dtype != object else numbers
+            return f"{numbers} {zlib.crc32(value.tobytes()):08x}" if value.dtype != object else numbers
         if not self._has_values or tensor.is_meta:
             return numbers
         return f"{numbers} {zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data):08x}"

@@ -17,8 +17,9 @@ from l2l_nas.eps.state import Part
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.interface import Batch, Objective, checksum_of
 from l2l_nas.relay.mini_batch import MiniBatch
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
+_STRUCTURES: PerPool[str] = PerPool()
 _COMPARED = 100  # every so many steps, small states that each rank has whole are compared
 
 
@@ -61,7 +62,7 @@ class Passes:
             batch: the whole one; with `samples`, this rank's part.
             samples: the numbers of all samples.
             layers: of the path, and behind them the first one of the next path, if it is known.
-            values: others that must be alike, by name; "step" is one.
+            values: others that must be alike, by name.
         """
         is_part = samples is not None
         about = {
@@ -74,14 +75,12 @@ class Passes:
             **values,
         }
         begin(self._server.world, Pass.TRAIN, [*self._own, self._fact_of(batch.objective), *facts_of(about)])
-        if self.compares_at(values["step"]):
-            self._compare_replicas(layers)
 
-    def compares_at(self, step: object) -> bool:
+    def compares_at(self, step: int) -> bool:
         """Whether a training step begins with a comparison of weights, which no update may change meanwhile."""
-        return isinstance(step, int) and step % _COMPARED == 0 and self._server.exchange.size > 1
+        return step % _COMPARED == 0 and self._server.exchange.size > 1
 
-    def _compare_replicas(self, layers: Sequence[Layer]) -> None:
+    def compare_replicas(self, layers: Sequence[Layer]) -> None:
         """Have ranks say so whose small states, of which each has all, are no longer alike."""
         server = self._server
         keys = dict.fromkeys(state for layer in layers for state in layer.states)
@@ -113,7 +112,7 @@ class Passes:
         }
         pool = server.whole_pool
         values: dict[str, object] = {
-            "search space": (fingerprint(pool), structure_of(pool)),
+            "search space": structure_of(pool),
             **settings,
             "seed": (self._seed, server.seed),
             "set of frozen states": server.frozen,
@@ -123,10 +122,13 @@ class Passes:
         return facts_of(values)
 
 
-def structure_of(pool: LayerPool) -> list[str]:
-    """The layers of a pool, but for the numbers in them."""
-    modules = (pool.build_module(layer, device="meta") for layer in pool.layers if not layer.candidate.is_skip)
-    return [described(module, has_values=False) for module in modules]
+def structure_of(pool: LayerPool) -> str:
+    """A pool and its layers, but for the numbers in them; found once, as every trial has a server of its own."""
+    if pool not in _STRUCTURES:
+        modules = (pool.build_module(layer, device="meta") for layer in pool.layers if not layer.candidate.is_skip)
+        texts = [described(module, has_values=False) for module in modules]
+        _STRUCTURES[pool] = described([fingerprint(pool), *texts])
+    return _STRUCTURES[pool]
 
 
 def checksums_of(batches: Sequence[Batch]) -> list[int]:

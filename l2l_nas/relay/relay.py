@@ -340,10 +340,12 @@ class Relay:
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
         if self._passes.has_ranks:
-            if self._passes.compares_at(step):
+            if compares := self._passes.compares_at(step):
                 self.drain()
             values = {"step": step, "learning rate": lr, **self._training.facts}
             self._passes.begin_training(batch, numbers, (*layers, *following), values)
+            if compares:
+                self._passes.compare_replicas(layers)
         if share is not None:
             batch = batch.counted(share.counts(batch.counts))
         elif (share := self._share(batch.sizes)) is not None and self.server.world.size > 1:

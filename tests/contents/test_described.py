@@ -107,6 +107,17 @@ def test_numbers_of_modules_are_told_only_where_they_are_wanted():
     assert described(one, has_values=False) == described(other, has_values=False) != described(nn.Linear(2, 3))
 
 
+def test_whether_equal_values_are_one_object_is_no_difference():
+    one = (1, 2)
+    assert described([one, one]) == described([one, (1, int("2"))])
+    assert described([Own, {Own(1).value, closing_over(2)}]) == described([Own, {closing_over(2), Own(1).value}])
+
+
+def test_dates_are_told_by_their_values():
+    days = np.array(["2026-11-29", "2026-11-30"], dtype="datetime64[D]")
+    assert described(days) == described(days.copy()) != described(days[::-1])
+
+
 def test_what_lies_too_deep_is_told_by_its_class():
     nested: list = []
     for _ in range(5000):
