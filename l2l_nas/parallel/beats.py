@@ -19,6 +19,7 @@ class Beat:
         progress: grows with all that it does.
         doing: what that is, such as "in step 812, in load 17".
         begun: how many exchanges it began, by channel.
+        knows: whether it knows what ended the epoch.
         has_left: whether it is done, and may end.
     """
 
@@ -26,6 +27,7 @@ class Beat:
     progress: int = 0
     doing: str = "at the start"
     begun: Mapping[str, int] = field(default_factory=dict)
+    knows: bool = False
     has_left: bool = False
 
     def written(self) -> str:

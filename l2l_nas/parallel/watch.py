@@ -212,6 +212,7 @@ class RankWatch:
         with self._lock:
             if self._failure is None:
                 self._failure = failure
+                self._own = dataclasses.replace(self._own, knows=True)
         self._known.set()
 
     def _lowest_but(self, failed: int | None) -> int:
@@ -229,16 +230,23 @@ class RankWatch:
             self._epoch += 1
             self._failure = self._reported = None
             self._known.clear()
-            self._step(begun={"join": self._epoch}, doing=self._placed("before join"))
+            self._step(begun={"join": self._epoch}, knows=False, doing=self._placed("before join"))
             return self._epoch
 
     def linger(self, most_s: float) -> None:
-        """Wait until all other ranks have left, but not long: before a process ends that holds the store."""
+        """Wait until all other ranks have left, but not long: before a process ends that holds the store.
+
+        One that failed may never leave; while it answers, it is waited for until it knows that.
+        """
         end = time.monotonic() + most_s
         failed = None if self._failure is None else self._failure.rank
         while time.monotonic() < end and self._thread.is_alive():
             with self._lock:
-                if all(seen.beat.has_left or rank == failed for rank, seen in self._seen.items()):
+                done = (
+                    seen.beat.has_left or (rank == failed and (seen.beat.knows or seen.silent_s >= _LAST_BEAT_S))
+                    for rank, seen in self._seen.items()
+                )
+                if all(done):
                     return
             self._wake.set()
             time.sleep(_MOST_POLL_S)
@@ -270,8 +278,7 @@ class RankWatch:
     def _talk(self) -> dict[int, Beat] | None:
         """Write this rank's beat and its failure; returns the beats of the others, or None after the last one."""
         with self._lock:
-            self._own = dataclasses.replace(self._own, count=self._own.count + 1)
-            own, epoch, reported, failure = self._own, self._epoch, self._reported, self._failure
+            epoch, reported, failure = self._epoch, self._reported, self._failure
         key = f"failure/{epoch}"
         if failure is None:
             found = b""
@@ -282,6 +289,8 @@ class RankWatch:
             with self._lock:
                 if found and self._epoch == epoch:
                     self._learn(Failure.read(found))
+        with self._lock:
+            own = self._own = dataclasses.replace(self._own, count=self._own.count + 1)
         self._store.set(f"beat/{self.rank}", own.written())
         if own.has_left:
             return None  # the process that holds the store may end now

@@ -112,8 +112,8 @@ def test_a_process_that_is_gone_ends_the_others(how, at, who, tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("at", "who"), [MOMENTS[0], *(pytest.param(*one, marks=MORE) for one in MOMENTS[1:])])
 def test_a_process_that_is_stopped_is_named_by_the_others(at, who, tmp_path):
-    line, codes = outcome(tmp_path, 2, who, at, "stop")
-    assert re.fullmatch(unanswered(who, r"(at the start|in step \d+(, .+)?)", at), line), line  # by its last beat
+    line, codes = outcome(tmp_path, 2, who, at, "stop")  # named by its last beat
+    assert re.fullmatch(unanswered(who, r"(at the start|in join 1|in step \d+(, .+)?)", at), line), line
     assert codes == [2]
 
 

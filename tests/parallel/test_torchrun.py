@@ -61,7 +61,7 @@ def test_a_rank_that_is_stopped_ends_the_run_by_defaults(tmp_path):
     assert ended.code != 0
     (line,) = errors_of([ended])
     assert re.match(
-        r"error: rank 1 \([^ ]+, pid \d+\) did not answer for \d+ s, and was (at the start|in step .+)", line
+        r"error: rank 1 \([^ ]+, pid \d+\) did not answer for \d+ s, and was (at the start|in join 1|in step .+)", line
     ), line
 
 
