@@ -92,6 +92,7 @@ def test_evaluate_gives_what_was_reported(run, capsys):
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_export_writes_the_same_network_elsewhere(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["export", f"run={run}", "out=network"]) == 0

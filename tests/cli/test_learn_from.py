@@ -76,6 +76,7 @@ DEFAULT = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_where_runs_come_with_a_space_a_search_learns_from_them_and_says_how_not_to(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for folder, more in {

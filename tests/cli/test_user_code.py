@@ -93,6 +93,7 @@ def test_memory_that_is_missing_is_one_line(run, tmp_path):
     assert events(tmp_path / "out", "failed")
 
 
+@pytest.mark.slow
 def test_a_program_collects_garbage_but_not_what_it_imported(tmp_path):
     asked = "import gc\ndef build():\n    raise ValueError(f'{gc.isenabled()} {gc.get_freeze_count() > 100_000}')\n"
     (tmp_path / "asks.py").write_text(asked)

@@ -98,6 +98,7 @@ def test_training_equals_plain_pytorch_that_sums_by_chunks(chunks):
     check()
 
 
+@pytest.mark.slow
 @each_run([*PATHS, "dense"], examples=4)
 def test_one_chunk_is_todays_sum(run):
     run["options"]["clip"] = None

@@ -57,6 +57,7 @@ def assert_same_bits(tmp_path, names, sizes, *, seconds=250):
     return expected
 
 
+@pytest.mark.slow
 def test_two_ranks_train_to_the_bits_of_one_process(tmp_path):
     expected = assert_same_bits(tmp_path, ["threads"], [2])
     assert expected["threads"]["put_back"] >= 1

@@ -26,7 +26,7 @@ SUITES = {
         "tests/nas/strategies/test_trial_copies.py",
     ],
 }
-ALWAYS = ("the accelerator",)
+LONG = ("equivalence", "search")
 
 
 def passes(paths: list[str]) -> str:
@@ -42,16 +42,11 @@ def passes(paths: list[str]) -> str:
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler: none is found"),
     pytest.mark.timeout(1200),
+    pytest.mark.slow,
 ]
 
 
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return (
-        [] if name in ALWAYS else [pytest.mark.slow, *([pytest.mark.long] if name in ("equivalence", "search") else [])]
-    )
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in SUITES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SUITES])
 def test_tests_pass_on_it_without_a_race(name: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--device") == "simulated":
         pytest.skip("runs on the host, and starts the tests that run on it")

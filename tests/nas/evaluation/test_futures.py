@@ -160,6 +160,7 @@ def test_a_worker_that_is_killed_while_it_has_nothing_to_do_costs_one_trial_a_tr
     assert len(place.watch.losses) <= 1
 
 
+@pytest.mark.slow
 def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(place):
     steps = []
     segments = [place.finalist(0, "tanh", "normed"), place.finalist(1, "relu", "tanh")]

@@ -197,6 +197,7 @@ def add(path, number):
     storage.set_study_user_attr(storage.get_all_studies()[0]._study_id, f"number {number}", number)
 
 
+@pytest.mark.slow
 def test_processes_that_take_turns_write_one_chain(path):
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as one, ProcessPoolExecutor(1, mp_context=context) as other:
