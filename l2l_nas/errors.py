@@ -12,7 +12,9 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class L2LError(ValueError):
@@ -281,6 +283,17 @@ def failure_of(error: Exception) -> L2LError:
 def is_of_trial(error: BaseException) -> bool:
     """Whether an architecture is at fault, so that a search goes on with others."""
     return isinstance(error, _OF_TRIAL) or is_out_of_memory(error)
+
+
+def agreed(error: Raised) -> Raised:
+    """Mark an error as one that all ranks raise, or one of their own for it, at the same place."""
+    error.is_agreed = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Whether all ranks raise it, so that they may go on together."""
+    return any(getattr(one, "is_agreed", False) for one in (error, error.__cause__))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder_settings import own_settings
+from l2l_nas.runs.follow import lead_or_follow
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.resume import explicit_settings
@@ -129,10 +130,8 @@ def work(command: str, config: DictConfig, *, ranks: RunRanks | None = None) -> 
         return None
     if ranks is None:
         return prepared(command, conf, config, open_terminal()).go()  # type: ignore[no-any-return]
-    conf, settled = ranks.settled(conf)
-    with ranks.consensus.working("the preparation"):
-        made = prepared(command, conf, config, open_terminal(quiet=not ranks.consensus.is_first), ranks=settled)
-    return made.go()  # type: ignore[no-any-return]
+    lead_or_follow(ranks, conf, lambda: prepared(command, conf, config, open_terminal(), ranks=ranks).go())
+    return None
 
 
 def prepared(command: str, conf: Any, config: DictConfig, console: Console, **ranks: RunRanks) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from l2l_nas.contents.described import digest_of
 from l2l_nas.eps.exchange import Channel, Exchange
-from l2l_nas.errors import L2LError, RankError, SettingError, StorageError, one_line
+from l2l_nas.errors import L2LError, RankError, SettingError, StorageError, agreed, one_line
 
 MESSAGE_BYTES = 1024  # of every message of this file
 _NUMBERS = MESSAGE_BYTES // 8
@@ -45,6 +45,7 @@ class Pass(StrEnum):
     AGREE = "agree on values"
     SHARE = "share tensors"
     WAIT = "wait for all"
+    LEAD = "do what rank 0 does"
 
 
 _PASSES = list(Pass)
@@ -140,9 +141,10 @@ def together(exchange: Exchange, what: Pass, values: Mapping[str, object]) -> It
         raise
     except L2LError as error:
         end(exchange, what, str(error))
+        agreed(error)
         raise
     if problem := end(exchange, what):
-        raise StorageError(problem)
+        raise agreed(StorageError(problem))
 
 
 def all_reduce_min(exchange: Exchange, number: int, of: str) -> int:
@@ -182,6 +184,38 @@ def all_gather_bytes(exchange: Exchange, own: bytes) -> list[bytes]:
     exchange.all_gather(row, rows, Channel.STEP)
     values = (bytes(one.tolist()) for one in rows)
     return [one[8 : 8 + int.from_bytes(one[:8], sys.byteorder)] for one in values]
+
+
+def hear_first(exchange: Exchange, own: bytes, *, asks: bool = False) -> tuple[bytes, bool]:
+    """What rank 0 says, of any length; all ranks call it.
+
+    Args:
+        own: what this rank says; of others than rank 0 nothing.
+        asks: whether this rank asks for something, see the result.
+
+    Returns:
+        What rank 0 says; and whether any rank asks.
+
+    Raises:
+        SettingError: on all ranks, if one is about to do something else.
+    """
+    row = torch.zeros(_NUMBERS, dtype=torch.int64)
+    row[0], row[1], row[2] = _PASSES.index(Pass.LEAD), len(own), int(asks)
+    start = min(len(own), _TEXT_BYTES - 8)
+    if start:
+        row[3:].view(torch.uint8)[:start] = torch.frombuffer(bytearray(own[:start]), dtype=torch.uint8)
+    every = _exchanged(exchange, row)
+    _require_same_pass(exchange, every)
+    length = int(every[0, 1])
+    content = bytes(every[0, 3:].view(torch.uint8)[:length].tolist())
+    if length > len(content):
+        rest = torch.zeros(length - len(content), dtype=torch.uint8)
+        if own:
+            rest.copy_(torch.frombuffer(bytearray(own[start:]), dtype=torch.uint8))
+        rows = rest.new_empty(exchange.size, len(rest))
+        exchange.all_gather(rest, rows, Channel.STEP)
+        content += rows[0].numpy().tobytes()
+    return content, bool(every[:, 2].any())
 
 
 def wait_for_all(exchange: Exchange) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from l2l_nas.errors import SettingError, is_of_code, what_raised
 from l2l_nas.errors import Stopped as Stopped
 from l2l_nas.plugins import is_named, made, name_and_arguments
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.score import Score
 
 if TYPE_CHECKING:
@@ -146,14 +145,12 @@ def _to_each(hook: str) -> Any:
                 getattr(member, hook)(*args, **kwargs)
             except Stopped:
                 self.stopped_by = member
-                if self._consensus.size == 1 and hook != "end":
-                    raise  # ranks stop together, see `poll`
+                if hook != "end":
+                    raise
             except BaseException as error:
                 if not is_of_code(error):
                     raise
                 self._complain(member, hook, error)
-        if hook == "poll" and self._consensus.size > 1 and self._consensus.any(self.stopped_by is not None):
-            raise Stopped
 
     return call
 
@@ -165,7 +162,6 @@ class Callbacks(Callback):
         members: of this package; what they raise ends the search.
         own: the user's; what they raise is reported, and the search goes on.
         report: called with one line and the error; once for lines that differ in numbers alone, and not without end.
-        consensus: with the other ranks, if there are any.
 
     Attributes:
         stopped_by: the user's callback that asked the search to stop; None if none did.
@@ -176,9 +172,7 @@ class Callbacks(Callback):
         *members: Callback,
         own: Sequence[Callback] = (),
         report: Callable[[str, BaseException], None] = lambda line, error: None,
-        consensus: Consensus | None = None,
     ) -> None:
-        self._consensus = consensus or Consensus()
         self._members = members
         self._own = tuple(own)
         self._report = report

@@ -27,6 +27,7 @@ from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.follow import lead_or_follow
 from l2l_nas.runs.locate import check_space
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import SavedRun, compared, load_found
@@ -200,26 +201,29 @@ def search(
     threads = torch.get_num_threads()
     try:
         with joined(world) if world is not None else nullcontext(RunRanks()) as ranks, optuna_as_it_was():
-            consensus = ranks.consensus
-            if consensus.size > 1:
-                conf, ranks = ranks.settled(conf)
-            with consensus.working("the preparation"):
-                console = open_terminal(quiet=not progress or not consensus.is_first)
-                if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
-                    warn(console, _APART)
+            console = open_terminal(quiet=not progress)
+            if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
+                warn(console, _APART)
+
+            def found() -> tuple[Path, Problem]:
                 run = SearchRun(
                     conf, console, explicit=explicit, objects=objects, resume_command=resume_command, ranks=ranks
                 )
-            try:
-                run.go()
-            except Stopped:
-                if not consensus.first(lambda: run.stopped_by is not None):
-                    raise KeyboardInterrupt from None
-            consensus.any(False)  # rank 0 has written all
+                try:
+                    run.go()
+                except Stopped:
+                    if run.stopped_by is None:
+                        raise KeyboardInterrupt from None
+                return run.folder.root, run.components.problem
+
+            if ranks.consensus.size == 1:
+                return SearchResult(*found())
+            done = lead_or_follow(ranks, conf, found, objects=objects)
+            searched = done if isinstance(done, Problem) else done[1]
+            root = ranks.consensus.first(lambda: "" if isinstance(done, Problem) else str(done[0].absolute()))
+            return SearchResult(Path(root), searched)
     finally:
         torch.set_num_threads(threads)
-    root = (ranks.shared or run.folder).root
-    return SearchResult(root, run.components.problem)
 
 
 def compare(results: Iterable[SearchResult | Path | str]) -> Comparison:

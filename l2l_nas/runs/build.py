@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 
 import torch
 
@@ -15,13 +16,12 @@ from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device_bytes import device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.table import unmeasured
-from l2l_nas.eps.agreement import wait_for_all
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas.errors import ConstraintError, SettingError, SpaceError, StorageError
 from l2l_nas.files import remove_if_empty
 from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.config import Budget
@@ -37,6 +37,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.sampling import Repair, UniformPaths
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.lead import Lead, Solo
 from l2l_nas.training.problem import Problem
 
 
@@ -136,30 +137,43 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
 
 
 @contextlib.contextmanager
-def at_work(
-    folder: RunFolder, server: ParamServer, conf: RelayConf, *, shared: RunFolder | None = None
-) -> Iterator[None]:
+def at_work(folder: RunFolder, server: ParamServer, conf: RelayConf, *, lead: Lead | None = None) -> Iterator[None]:
     """Alone in a run's folder, rid of what killed processes left there; with a server's states in files, if asked for.
 
     A folder that nothing was written into is removed before others may have it: whoever is refused removes none.
 
     Args:
-        shared: the folder of rank 0, of a rank that has its own one beside it: there are the files of its states.
+        lead: who does the work.
 
     Raises:
+        SettingError: one that shares the work does not see the folder.
         StorageError: another process is at work there.
     """
+    lead = lead or Solo()
     with locked(folder.root), contextlib.ExitStack() as left:
         left.callback(remove_if_empty, folder.root)
         folder = RunFolder(folder.root)
         folder.refuse_links()
         tidy(folder)
+        lead.do("see a folder", (folder.root.absolute(),), see_folder)
         if conf.storage == "file":
-            pool, size = (shared or folder).pool, server.world.size
-            wait_for_all(server.world)  # rank 0 has removed there what was left
-            left.callback(remove_if_empty, pool)
-            server.move_to(left.enter_context(contextlib.closing(FileStorage(pool, sharers=size))))
+            lead.do("keep states in files", (folder.pool.absolute(),), lambda pool: keep_in_files(server, pool, left))
         yield
+
+
+def see_folder(folder: Path) -> None:
+    """Refuse a folder that is not there for this process. Raises StorageError."""
+    if not folder.is_dir():
+        raise StorageError(
+            f"does not see {folder}: weights are read there; choose a folder on a file system that all ranks share"
+        )
+
+
+def keep_in_files(server: ParamServer, folder: Path, left: contextlib.ExitStack) -> None:
+    """Keep a server's states in files of a folder, until this is left."""
+    left.callback(remove_if_empty, folder)
+    storage = FileStorage(folder, sharers=server.world.size)
+    server.move_to(left.enter_context(contextlib.closing(storage)))
 
 
 # Below this, threads cost more than they bring: with a second process on two cores, a step of the default run took

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
-from l2l_nas.cost.table import PREDICTED, Cost, Costs, Limit, unmeasured
+from l2l_nas.cost.table import PREDICTED, Costs, Limit, unmeasured
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
@@ -53,7 +53,7 @@ from l2l_nas.runs.mesh import (
     sharers_of,
 )
 from l2l_nas.runs.numbers import budget_of, decide_numbers
-from l2l_nas.runs.ranks import compare_problems, with_chunks
+from l2l_nas.runs.ranks import RunRanks, compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import SHIPPED, RetrainConf, SearchConf
@@ -67,10 +67,12 @@ from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.lead import Lead
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import MakeSchedule, build_schedule
-from l2l_nas.training.task import Task
+from l2l_nas.training.weights import SharedWeights
 
+Conf = TypeVar("Conf", SearchConf, RetrainConf)
 _MEASURING = 0.02  # of a time that is divided, about: what each of steps, scores and blocks is measured for
 
 
@@ -111,8 +113,8 @@ class TrainingComponents:
     scorer: Trainer
     trace: Trace | None
 
-    def evaluator(self, budget: Budget, consensus: Consensus | None = None) -> Evaluator:
-        """What trains and scores networks in this process."""
+    def evaluator(self, budget: Budget, lead: Lead) -> Evaluator:
+        """What trains and scores networks on the relay."""
         data = self.problem.data
         return Evaluator(
             self.relay,
@@ -121,7 +123,7 @@ class TrainingComponents:
             budget=budget,
             scorer=self.scorer,
             test=data.test,
-            consensus=consensus,
+            lead=lead,
         )
 
 
@@ -155,7 +157,7 @@ class Components:
 
 
 def build_components(
-    conf: SearchConf, objects: Objects, *, explicit: Collection[str] = (), consensus: Consensus | None = None
+    conf: SearchConf, objects: Objects, *, explicit: Collection[str] = (), ranks: RunRanks | None = None
 ) -> Components:
     """Build a search's components.
 
@@ -163,24 +165,20 @@ def build_components(
         conf: all settings; see `completed`.
         objects: in place of what the settings name.
         explicit: names of settings that somebody named.
-        consensus: with the other ranks, if there are any.
+        ranks: that share the work; None: this process does it.
 
     Raises:
         L2LError: whatever is wrong with the settings, the objects or the problem.
     """
-    consensus = consensus or Consensus()
-    check_mesh(conf.parallel, consensus.size)
-    conf = with_chunks(conf, consensus.size)
-    schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-    problem, server = _problem_and_server(conf, objects, consensus)
-    compare_problems(consensus, problem)
+    ranks = ranks or RunRanks()
+    build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
+    conf, training, server = ranks.lead.do("build", (conf,), lambda conf: build_shared(conf, objects, ranks))
+    problem, relay = training.problem, training.relay
     refuse_undivided(server)
-    pool, data = problem.pool, problem.data
+    pool = problem.pool
     phases = _phases(conf, objects, server)
-    relay, memory = relay_of(problem, server, conf, sharers=sharers_of(conf, objects.executor))
-    conf = replace(conf, relay=memory)
-    step = cut_sizes(min(conf.train.batch_size, len(data.train)), conf.train.micro_batch)
-    costs = _agreed(_costs(conf, objects, problem, relay, step), consensus)
+    step = cut_sizes(min(conf.train.batch_size, len(problem.data.train)), conf.train.micro_batch)
+    costs = _costs(conf, objects, problem, relay, step)
     goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
     rule = objects.early_stop
     if rule is None:
@@ -191,15 +189,13 @@ def build_components(
     costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
         check_memory(relay, step, largest(pool, constraints=constraints), storage=conf.relay.storage)
-    trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
-    training = build_training(problem, relay, conf, task=trained.measured_task)
     said = conf.strategy
     conf, division = decide_numbers(
-        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, consensus), said=explicit
+        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, ranks.lead), said=explicit
     )
     if conf.strategy != said:
         phases = _phases(conf, objects, server)
-    budget = replace(budget_of(conf), schedule=schedule)
+    budget = full_budget(conf, objects)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
     enqueued = _enqueued(conf, objects, pool, explicit)
@@ -209,10 +205,12 @@ def build_components(
     if (why := _no_use_for_earlier_tasks(conf, objects)) and not is_default:
         raise SettingError(why)
     learned = None if why else learned_by(conf, problem, goals[0], is_default=is_default)
+    ranks.lead.do("begin", (conf,), lambda conf: None)
     search = SearchComponents(
         relay=relay,
         trainer=training.trainer,
-        evaluator=training.evaluator(budget, consensus),
+        evaluator=training.evaluator(budget, ranks.lead),
+        weights=SharedWeights(server, ranks.lead),
         budget=budget,
         goals=goals,
         constraints=constraints,
@@ -222,9 +220,36 @@ def build_components(
         seed=conf.seed,
         enqueued=enqueued,
         earlier_tasks=() if learned is None else learned.tasks,
-        consensus=consensus,
     )
     return Components(conf, training, search, phases, division, learned)
+
+
+def build_shared(conf: Conf, objects: Objects, ranks: RunRanks) -> tuple[Conf, TrainingComponents, ParamServer]:
+    """What all ranks of a search or a training build alike: settings with memory decided, and what trains.
+
+    Raises:
+        L2LError: whatever is wrong with the settings, the objects or the problem.
+    """
+    consensus = ranks.consensus
+    check_mesh(conf.parallel, consensus.size)
+    conf = with_chunks(conf, consensus.size)
+    problem, server = _problem_and_server(conf, objects, consensus)
+    compare_problems(consensus, problem)
+    sharers = sharers_of(conf, objects.executor) if isinstance(conf, SearchConf) else 1
+    relay, memory = relay_of(problem, server, conf, sharers=sharers)
+    conf = replace(conf, relay=memory)
+    trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
+    task = trained.measured_task if isinstance(conf, SearchConf) else trained.task
+    batches = Batches(problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+    trainer = Trainer(relay, task, batches, conf.train.micro_batch)
+    scorer = build_scorer(trainer, conf.relay, seed=conf.seed)
+    return conf, TrainingComponents(problem, relay, trainer, scorer, relay.trace), server
+
+
+def full_budget(conf: SearchConf, objects: Objects) -> Budget:
+    """The budget of settings that are all decided, with the schedule."""
+    schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
+    return replace(budget_of(conf), schedule=schedule)
 
 
 def build_server(
@@ -282,18 +307,14 @@ def relay_of(
     return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
 
-def build_training(problem: Problem, relay: Relay, conf: SearchConf | RetrainConf, *, task: Task) -> TrainingComponents:
-    """What trains and measures architectures of a problem on a relay."""
-    batches = Batches(problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
-    trainer = Trainer(relay, task, batches, conf.train.micro_batch)
-    scorer = build_scorer(trainer, conf.relay, seed=conf.seed)
-    return TrainingComponents(problem, relay, trainer, scorer, relay.trace)
-
-
-def _problem_and_server(conf: SearchConf, objects: Objects, consensus: Consensus) -> tuple[Problem, ParamServer]:
-    """What is searched, without candidates that are retired; and the weights of its pool, some of them frozen."""
+def _problem_and_server(
+    conf: SearchConf | RetrainConf, objects: Objects, consensus: Consensus
+) -> tuple[Problem, ParamServer]:
+    """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen."""
     optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
     problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+    if isinstance(conf, RetrainConf):
+        return build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
     left = retired(problem.pool, conf.search.retire)
     optimizer = without_retired(optimizer, problem.pool, left)
     pool, keys = frozen(left, conf.search.freeze)
@@ -365,15 +386,6 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
     )
 
 
-def _agreed(costs: Costs, consensus: Consensus) -> Costs:
-    """Costs of which rank 0 measures those that are measured."""
-
-    def by_first(cost: Cost) -> Cost:
-        return replace(cost, compute=lambda one: float(consensus.first(lambda: cost.compute(one))))
-
-    return Costs(by_first(costs[name]) if costs[name].is_measured else costs[name] for name in costs)
-
-
 def _hardware(conf: SearchConf) -> Hardware | None:
     section = conf.search
     if section.hardware:
@@ -388,40 +400,49 @@ def _hardware(conf: SearchConf) -> Hardware | None:
 
 
 def _speed(
-    conf: SearchConf,
-    training: TrainingComponents,
-    phases: Sequence[Phase],
-    paths: PathSampler,
-    consensus: Consensus,
+    conf: SearchConf, training: TrainingComponents, phases: Sequence[Phase], paths: PathSampler, lead: Lead
 ) -> MachineSpeed:
-    """How fast this machine is, with as many threads as each worker will have; rank 0 says it for all."""
+    """How fast this machine is, with as many threads as each worker will have."""
     began = time.perf_counter()
-    workers, threads = conf.search.workers, conf.relay.threads
     original = training.problem.pool.original if any(isinstance(one, DistilBlocks) for one in phases) else None
-    context = SpeedContext(
-        trainer=training.trainer,
-        relay=training.relay,
-        path_at=paths.path_at if original is None else lambda step: original,
-        validation=training.problem.data.validation,
-        budget=budget_of(conf),
-        workers=workers,
-        seconds=_MEASURING * parse_time(conf.search.time),
-        seed=conf.seed,
-        consensus=consensus,
-    )
-    set_threads(threads, training.relay, workers=workers)
+    path_at = paths.path_at if original is None else lambda step: original
+    context = speed_context(conf, training, path_at)
+    set_threads(conf.relay.threads, training.relay, workers=conf.search.workers)
     try:
         for phase in phases:
             with of_user(phase, "phase"):
                 context = replace(context, trainer=phase.trainer(context.trainer))
-        speed = measured(context)
+        speed = lead.do(
+            "measure speed",
+            (conf, path_at, time.perf_counter),
+            lambda _, path_at, clock: measured(replace(context, path_at=path_at, clock=clock)),
+        )
         for phase in phases:
             with of_user(phase, "phase"):
                 speed = phase.speed(speed, context)
-        speed = replace(speed, fixed=speed.fixed + time.perf_counter() - began)
-        return MachineSpeed(**consensus.first(lambda: asdict(speed)))
+        return replace(speed, fixed=speed.fixed + time.perf_counter() - began)
     finally:
-        set_threads(threads, training.relay)
+        set_threads(conf.relay.threads, training.relay)
+
+
+def speed_context(
+    conf: SearchConf,
+    training: TrainingComponents,
+    path_at: Callable[[int], Architecture],
+    clock: Callable[[], float] = time.perf_counter,
+) -> SpeedContext:
+    """What the speed of a machine is measured with."""
+    return SpeedContext(
+        trainer=training.trainer,
+        relay=training.relay,
+        path_at=path_at,
+        validation=training.problem.data.validation,
+        budget=budget_of(conf),
+        workers=conf.search.workers,
+        seconds=_MEASURING * parse_time(conf.search.time),
+        seed=conf.seed,
+        clock=clock,
+    )
 
 
 def _limits(section: Mapping[str, object], costs: Costs) -> list[Limit]:

@@ -102,7 +102,7 @@ def open_model(
         chosen = tokenizer_of(pool, tokenizer or AUTO)
         if isinstance(made, PublishedPool) and tokenizer:
             made.tokenizer = chosen
-        compared = compare_published(made, ranks.consensus)
+        compared = str(ranks.consensus.first(lambda: compare_published(made)))
         return LanguageModel(
             server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen), compared=compared
         )

@@ -24,7 +24,6 @@ from l2l_nas.text.data import PYDOC, TextForm, text_data
 from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz, has_arrays
 from l2l_nas.training.folder import has_images
 from l2l_nas.training.problem import Problem
@@ -168,13 +167,13 @@ def begin_of(pool: str, tokenizer: Tokenizer) -> int | None:
     return tokenizer.begin if is_published(pool) else None
 
 
-def compare_published(pool: LayerPool, consensus: Consensus) -> str:
-    """What to tell of a published model beside `transformers`, which rank 0 finds out; empty for other pools.
+def compare_published(pool: LayerPool) -> str:
+    """What to tell of a published model beside `transformers`; empty for other pools.
 
     Raises:
         StorageError: see `PublishedPool.compare`.
     """
-    return str(consensus.first(pool.compare)) if isinstance(pool, PublishedPool) else ""
+    return pool.compare() if isinstance(pool, PublishedPool) else ""
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:

@@ -178,10 +178,10 @@ class Output:
     console: Console
 
     def write_weights(self, search: SearchContext, best: Finalist) -> None:
-        """The weights of the best, and of the best of each size; all ranks call it."""
+        """The weights of the best, and of the best of each size."""
         for folder, one in ((self.folder, best), *self._of_sizes(search)):
             if one is not None and one.server is not None:
-                Checkpoint(folder.best).save(one.server, extra=_identity(one))
+                search.weights.save(Checkpoint(folder.best), one.server, extra=_identity(one))
             elif folder.best.exists():
                 Checkpoint(folder.best).remove()  # of a run that went on: another network's
 
@@ -375,23 +375,21 @@ def shared_sizes(of_sizes: Mapping[str, Finalist]) -> Iterator[str]:
             yield f"sizes {', '.join(shared)} are one network, trial {number}: no larger one that was trained is better"
 
 
-def finalist_cache(
-    conf: SearchConf, problem: Problem, server: ParamServer, folder: RunFolder, console: Console
-) -> FinalistCache:
+def finalist_cache(conf: SearchConf, components: Components, folder: RunFolder, console: Console) -> FinalistCache:
     """What finalists of an earlier session of a run are recognised by, and where their weights are.
 
     Args:
-        server: the search's own, as `best/` is read into one like it.
         console: where it is told that the weights cannot be read.
     """
+    problem, shared = components.problem, components.search.weights
 
     def weights(finalist: Finalist, size: str) -> ParamServer | None:
         checkpoint = Checkpoint((folder.size(size) if size else folder).best)
         if not checkpoint.exists():
             return None
-        read = server.fork(())
         try:
-            found = checkpoint.load(read, needs=path_states(problem.pool, finalist.record.architecture))
+            needs = path_states(problem.pool, finalist.record.architecture)
+            read, found = shared.read(checkpoint.folder, needs=needs)
         except StorageError as error:
             warn(console, str(error))
             console.print("finalists are trained again")
@@ -400,9 +398,9 @@ def finalist_cache(
 
     def save(finalist: Finalist) -> None:
         if finalist.server is not None:
-            Checkpoint(folder.best).save(finalist.server, extra=_identity(finalist))
+            shared.save(Checkpoint(folder.best), finalist.server, extra=_identity(finalist))
 
-    return FinalistCache(_settings(conf, problem, server), weights, save)
+    return FinalistCache(_settings(conf, problem, components.server), weights, save)
 
 
 def _identity(finalist: Finalist) -> dict[str, Any]:

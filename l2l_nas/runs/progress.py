@@ -26,7 +26,7 @@ from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.runs.terminal import warn
-from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.lead import Lead, Solo
 
 if TYPE_CHECKING:
     from l2l_nas.runs.page import LivePage
@@ -118,7 +118,7 @@ class Display(Callback):
         goals: of a search; the first is the one to show.
         budget: of a search, for the time to go.
         page: written again whenever that is due.
-        consensus: with the other ranks, if there are any.
+        lead: who does the work; one that follows may be asked to stop.
         ledger: what the search has spent so far, of which random search will have as much.
     """
 
@@ -131,10 +131,10 @@ class Display(Callback):
         budget: Budget | None = None,
         workers: int = 1,
         page: LivePage | None = None,
-        consensus: Consensus | None = None,
+        lead: Lead | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self._consensus = consensus or Consensus()
+        self._lead: Lead = lead or Solo()
         self._ledger = ledger
         self._console = console
         self._log = log
@@ -182,7 +182,7 @@ class Display(Callback):
             text = without_passwords("".join(traceback.format_exception(error)))
             self._log.write("callback", problem=one_line(line), traceback=text)
 
-        return Callbacks(self, own=own, report=report, consensus=self._consensus)
+        return Callbacks(self, own=own, report=report)
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """See `Callback.phase`."""
@@ -243,7 +243,7 @@ class Display(Callback):
 
     def poll(self) -> None:
         """See `Callback.poll`; a signal to any rank stops all."""
-        if self._consensus.any(self._signals.is_asked):
+        if self._signals.is_asked or self._lead.is_asked_to_stop:
             raise Stopped
 
     def lost(self, *, ended: str, task: str, again: bool) -> None:

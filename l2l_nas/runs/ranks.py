@@ -1,16 +1,11 @@
-"""A run on several ranks, see [Note: ranks of a run]: what they must have alike, and where each of them writes.
-
-Rank 0 has the run's folder, its log, page and terminal. The others run the same program in a folder that is thrown
-away, and show nothing.
-"""
+"""The ranks of a command: what they must have alike, and what they cannot do."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +13,18 @@ from rich.console import Console
 
 from l2l_nas.arguments import shown
 from l2l_nas.eps.identity import fingerprint
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import changed, entries, value_of
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.mesh import idle_ranks
 from l2l_nas.runs.origin import describe_data, versions
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.terminal import warn
 from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.lead import Lead, Solo
 from l2l_nas.training.problem import Problem
 
 COMMANDS = ("train", "search", "evaluate", "generate", "export")  # that ranks can do together
-# what a run that goes on reads
-_READ = ("config", "log", "study", "earlier_tasks", "architecture", "result")
 
 
 @dataclass(frozen=True)
@@ -39,62 +33,18 @@ class RunRanks:
 
     Args:
         consensus: between them.
-        scratch: where a rank that is not rank 0 has a folder of its own; None of rank 0.
+        lead: who does the work of a run.
         be_patient: has ranks wait so many seconds for one that makes no progress.
-        shared: the folder of rank 0, of another rank.
     """
 
     consensus: Consensus = field(default_factory=Consensus)
-    scratch: Path | None = None
+    lead: Lead = field(default_factory=Solo)
     be_patient: Callable[[float], None] = lambda seconds: None
-    shared: RunFolder | None = None
-
-    def settled(self, conf: Any) -> tuple[Any, RunRanks]:
-        """The settings of this rank, after those of all were compared: other ranks than rank 0 have another folder.
-
-        Raises:
-            SettingError: ranks were given different settings, or one that ranks cannot have.
-        """
-        self.agreed(replace(conf, folder=""))
-        self.be_patient(conf.parallel.patience_s)
-        root = RunFolder(Path(self.consensus.first(lambda: str(Path(conf.resume or conf.folder).absolute()))))
-        ranks = self
-        if self.scratch is not None:
-            conf, ranks = replace(conf, folder=str(self.scratch / "run")), replace(self, shared=root)
-            if conf.resume:
-                _copy(root, RunFolder(Path(conf.folder)))
-                conf = replace(conf, resume=conf.folder)
-        self.consensus.any(False)  # nobody writes before all have read
-        return conf, ranks
 
     def agreed(self, conf: Any) -> Consensus:
         """The ranks, after their settings and versions were compared. Raises SettingError: two differ."""
         compare(self.consensus, {**entries(asdict(conf)), **versions()})
         return self.consensus
-
-    def with_weights(self, folder: RunFolder) -> RunFolder:
-        """The folder of this rank, with the weights of rank 0."""
-        return folder if self.shared is None else replace(folder, weights_in=self.shared.root)
-
-    def require_shared(self, folder: RunFolder) -> None:
-        """Refuse a folder of rank 0 that another rank does not see. Raises SettingError on all ranks."""
-        root = (self.shared or folder).root
-        self.consensus.any(False)  # rank 0 has made it
-        missing = [rank for rank, sees in enumerate(self.consensus.every(root.is_dir())) if not sees]
-        if missing:
-            raise SettingError(
-                f"rank {missing[0]} does not see {root}: weights are read there; choose a folder on a file system that "
-                "all ranks share"
-            )
-
-
-def _copy(source: RunFolder, target: RunFolder) -> None:
-    """What a run that goes on reads."""
-    target.root.mkdir(parents=True)
-    for name in _READ:
-        path: Path = getattr(source, name)
-        if path.exists():
-            shutil.copy(path, target.root / path.name)
 
 
 # settings that several ranks cannot have, and why
@@ -106,9 +56,9 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def refuse_on_ranks(conf: SearchConf | RetrainConf, consensus: Consensus) -> None:
-    """Refuse settings that several ranks cannot have. Raises SettingError."""
-    if consensus.size == 1:
+def refuse_on_ranks(conf: SearchConf | RetrainConf, size: int) -> None:
+    """Refuse settings that so many ranks cannot have. Raises SettingError."""
+    if size == 1:
         return
     for name, (possible, why) in _REFUSED.items():
         value = value_of(conf, name, possible[0])
@@ -158,19 +108,20 @@ def with_chunks(conf: Any, ranks: int) -> Any:
     return changed(conf, {"parallel.chunks": ranks // conf.parallel.tensor})
 
 
-def greet_ranks(console: Console, consensus: Consensus, conf: SearchConf | RetrainConf, *, samples: int) -> None:
+def greet_ranks(console: Console, server: ParamServer, conf: SearchConf | RetrainConf, *, samples: int) -> None:
     """One line that says that ranks share each step.
 
     Args:
         samples: of the training part.
     """
-    if consensus.size == 1:
+    ranks = server.world.size
+    if ranks == 1:
         return
-    chunks, tensor, size = conf.parallel.chunks, conf.parallel.tensor, consensus.size // conf.parallel.tensor
+    chunks, tensor, size = conf.parallel.chunks, conf.parallel.tensor, ranks // conf.parallel.tensor
     layers = f"tensor parallel, {tensor} to each layer" if tensor > 1 else ""
     samples_by = f"data parallel, parallel.chunks={chunks}" if size > 1 else ""
     how = "; ".join(filter(None, (layers, samples_by)))
-    console.print(f"{consensus.size} ranks share each step and all weights ({how})", soft_wrap=True)
+    console.print(f"{ranks} ranks share each step and all weights ({how})", soft_wrap=True)
     batch_size, micro_batch = min(conf.train.batch_size, samples), conf.train.micro_batch
     if idle := idle_ranks(size, batch_size=batch_size, micro_batch=micro_batch):
         warn(console, idle)

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -76,21 +75,19 @@ class SearchRun:
         ranks: RunRanks | None = None,
     ) -> None:
         self.ranks = ranks or RunRanks()
-        self.consensus = self.ranks.consensus
         self.console, self.explicit, self.resume_command = console, explicit, resume_command
         self.objects = objects = objects or Objects()
         self.start = search_start(conf, explicit=explicit, files=files)
-        conf, self.folder = self.start.conf, self.ranks.with_weights(self.start.folder)
-        has_callbacks = self.consensus.is_first
-        self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks] if has_callbacks else [])
+        conf, self.folder = self.start.conf, self.start.folder
+        self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         budget_of(conf)
         check_total(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
-        refuse_on_ranks(conf, self.consensus)
+        refuse_on_ranks(conf, self.ranks.consensus.size)
         check_workers(conf, objects, explicit=explicit)
-        self.components = build_components(conf, objects, explicit=explicit, consensus=self.consensus)
+        self.components = build_components(conf, objects, explicit=explicit, ranks=self.ranks)
         self.conf = self.components.conf
-        self.compared = compare_published(self.components.problem.pool, self.consensus)
+        self.compared = compare_published(self.components.problem.pool)
         self.output = Output(self.folder, self.components, console)
         self._seen: Callbacks | None = None
         self._display: Display | None = None
@@ -105,13 +102,11 @@ class SearchRun:
             if engine_name(self.conf, self.objects) != "inline":  # a cluster may refuse: before anything is written
                 workers = opened.enter_context(worker_executor(self.components, self.objects))
             make_folder(self.folder.root)
-            self.ranks.require_shared(self.folder)
-            shared = self.ranks.shared
-            opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay, shared=shared))
-            if self.consensus.is_first:
-                self.start.refuse_begun(self.resume_command)
+            server, lead = self.components.server, self.ranks.lead
+            opened.enter_context(at_work(self.folder, server, self.conf.relay, lead=lead))
+            self.start.refuse_begun(self.resume_command)
             # one killed before it had a study is started
-            resume = self.consensus.first(lambda: bool(self.conf.resume) and self.folder.is_begun)
+            resume = bool(self.conf.resume) and self.folder.is_begun
             return self._go(started, resume=resume, workers=workers)
 
     def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
@@ -137,14 +132,14 @@ class SearchRun:
                 goals=self.goals,
                 budget=self.components.search.budget,
                 workers=self.conf.search.workers,
-                page=page if self.consensus.is_first else None,
-                consensus=self.consensus,
+                page=page,
+                lead=self.ranks.lead,
                 ledger=study.ledger,
             ) as self._display:
                 search = self._search(study, self._display, workers)
                 if resume:
                     search.restore()
-                value = self.consensus.first(partial(self._finished, study)) if resume else None
+                value = self._finished(study) if resume else None
                 if value is not None:
                     return value
                 search.refuse_uncounted()
@@ -154,11 +149,8 @@ class SearchRun:
                 if search.context.baseline is not None:
                     log.write("baseline", **search.context.baseline.entry())
             self._end(search.context, best, log, page, before=before, seconds=time.monotonic() - started)
-        except (Stopped, KeyboardInterrupt) as stop:  # the latter by a second Ctrl-C, or before or after the search
-            if self.consensus.size > 1 and not isinstance(stop, Stopped):
-                raise  # ranks that did not agree to stop can save nothing
+        except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or before or after the search
             self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
-            self.consensus.any(False)  # the launcher ends the others when one has ended
             # a sweep goes on after a run that a callback stopped
             by = self.stopped_by
             raise Stopped(*([] if by is None else [f"by callback {type(by).__name__}"])) from None
@@ -202,7 +194,7 @@ class SearchRun:
         greet(self.console, components, sampler=self.sampler, folder=self.folder.root, explicit=self.explicit)
         if self.compared:
             self.console.print(self.compared, soft_wrap=True)
-        greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
+        greet_ranks(self.console, components.server, self.conf, samples=len(training.problem.data.train))
         if whole := left_whole(components.server):
             self.console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         evaluated = study.num_evaluated
@@ -221,14 +213,6 @@ class SearchRun:
             seconds: of this one.
         """
         self.output.write_weights(search, best)
-        if not self.consensus.is_first:
-            return
-        with self.consensus.alone("the writing of the result"):
-            self._tell_end(search, best, log, page, before=before, seconds=seconds)
-
-    def _tell_end(
-        self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float
-    ) -> None:
         files = self.output.write(search, best, log, seconds=before + seconds)
         if self.components.training.trace is not None:
             write_trace(self.folder, self.components.training.trace, self.console)
@@ -238,15 +222,12 @@ class SearchRun:
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
-        name = type(self.stopped_by).__name__ if self.stopped_by is not None else ""
-        best, by = None, self.consensus.first(lambda: name)
+        best, by = None, type(self.stopped_by).__name__ if self.stopped_by is not None else ""
         if search is not None and by:
             best = search.context.best_so_far()
             if best is not None:
                 self.output.write_weights(search.context, best)
-            if best is not None and self.consensus.is_first:
-                with self.consensus.alone("the writing of the result"):
-                    self.output.write(search.context, best, log, seconds=seconds)
+                self.output.write(search.context, best, log, seconds=seconds)
         if study is not None:
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
@@ -289,7 +270,6 @@ class SearchRun:
             seed=self.conf.seed,
             num_trials=self.components.search.budget.trials,
             data=problem.data.digest,
-            consensus=self.consensus,
         )
 
     def _search(self, study: Study, display: Display, workers: FuturesExecutor | None) -> Search:
@@ -303,7 +283,7 @@ class SearchRun:
             executor = workers
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
             workers.counted = study.ledger.add
-        cache = finalist_cache(self.conf, components.problem, server, self.folder, self.console)
+        cache = finalist_cache(self.conf, components, self.folder, self.console)
         context = SearchContext(
             **vars(parts),
             executor=executor,

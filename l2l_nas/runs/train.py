@@ -13,7 +13,6 @@ from rich.console import Console
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
@@ -25,12 +24,12 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
 from l2l_nas.runs.build import at_work, check_memory
-from l2l_nas.runs.components import build_server, build_training, relay_of
+from l2l_nas.runs.components import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import compare_published, load_problem
-from l2l_nas.runs.mesh import check_mesh, left_whole, mesh_of, problem_on, refuse_undivided
+from l2l_nas.runs.mesh import left_whole, mesh_of, refuse_undivided
 from l2l_nas.runs.origin import (
     NO_TEST,
     describe_data,
@@ -43,7 +42,7 @@ from l2l_nas.runs.origin import (
     write_trace,
 )
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.ranks import RunRanks, compare_problems, greet_ranks, refuse_on_ranks, with_chunks
+from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_training, refuse_start, training_start
 from l2l_nas.runs.saved import (
     SCRATCH,
@@ -51,10 +50,23 @@ from l2l_nas.runs.saved import (
 )
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
-from l2l_nas.training.fit import tested
-from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.lead import Lead
+from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, TrainingSteps, Validating, Validation
 from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part
+from l2l_nas.training.weights import SharedWeights
+
+
+def training_steps(
+    conf: RetrainConf, training: TrainingComponents, architecture: Architecture, lead: Lead
+) -> TrainingSteps:
+    """What all that share a training's weights do."""
+    section = conf.train
+    pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
+    schedule = build_schedule(conf.schedule)(section.learning_rate, section.steps)
+    validating = Validating(training.scorer, training.problem.data, conf.metric)
+    return TrainingSteps(training.trainer, architecture, pace, schedule, validating, lead)
 
 
 class TrainRun:
@@ -84,21 +96,18 @@ class TrainRun:
         self.resume_command = resume_command
         self.files = files
         self.console = console
-        self.ranks = ranks or RunRanks()
-        self.consensus = consensus = self.ranks.consensus
-        self.folder = self.ranks.with_weights(RunFolder(Path(conf.resume or conf.folder)))
+        self.ranks = ranks = ranks or RunRanks()
+        self.folder = RunFolder(Path(conf.resume or conf.folder))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
-        self.callbacks = build_callbacks([*conf.callbacks.values()] if consensus.is_first else [])
+        self.callbacks = build_callbacks([*conf.callbacks.values()])
         start = training_start(conf, self.folder, explicit=explicit)
         self.left_out = start.left_out
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
-        check_mesh(conf.parallel, consensus.size)
-        conf = with_chunks(conf, consensus.size)
-        refuse_on_ranks(conf, consensus)
+        refuse_on_ranks(conf, ranks.consensus.size)
         check_bounds(conf)
         section = conf.train
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
-        self.schedule = build_schedule(conf.schedule)(section.learning_rate, section.steps)
+        build_schedule(conf.schedule)
         problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
         self.warning = ""
         if start.source is not None and start.source.result.exists():
@@ -109,27 +118,26 @@ class TrainRun:
         metric = conf.metric or next(iter(metrics))
         if metric not in metrics:
             raise SettingError(f"metric: no metric '{metric}'{did_you_mean(metric, metrics)}")
-        optimizer = build_optimizer(conf.optimizer)
-        problem, server = build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
-        compare_problems(consensus, problem)
-        self.compared = compare_published(problem.pool, consensus)
+        objects = Objects(problem)
+        built = ranks.lead.do("build", (conf,), lambda conf: build_shared(conf, objects, ranks))
+        conf, self.components, server = built
+        problem, relay = self.components.problem, self.components.relay
+        self.compared = compare_published(problem.pool)
         refuse_undivided(server, self.architecture)
-        relay, memory = relay_of(problem, server, conf)
-        self.conf = conf = replace(conf, metric=metric, relay=memory)
+        self.conf = conf = replace(conf, metric=metric)
         samples = min(section.batch_size, len(problem.data.train))
         if not self.is_resumed:  # what has run may go on: the figures are estimates
             sizes = cut_sizes(samples, section.micro_batch)
             check_memory(relay, sizes, self.architecture, storage=conf.relay.storage)
-        self.components = build_training(problem, relay, conf, task=problem_on(problem, server).task)
         self.components.trainer.check(self.architecture, steps=section.steps)
+        ranks.lead.do("begin", (conf, self.architecture), lambda conf, architecture: None)
 
     def go(self) -> float:
         """Train, and write what came of it; returns the best value of the metric."""
         started = time.monotonic()
         make_folder(self.folder.root)
-        self.ranks.require_shared(self.folder)
-        with at_work(self.folder, self.components.relay.server, self.conf.relay, shared=self.ranks.shared):
-            if self.is_new and self.consensus.is_first:  # still, now that nobody else writes there
+        with at_work(self.folder, self.components.relay.server, self.conf.relay, lead=self.ranks.lead):
+            if self.is_new:  # still, now that nobody else writes there
                 refuse_start(self.folder, resume=self.is_resumed)
             best = self._go(started)
         return best.values[self.conf.metric]
@@ -140,27 +148,25 @@ class TrainRun:
         log = Log(self.folder.log)
         seen: Callbacks | None = None
         try:
-            with Display(self.console, log, consensus=self.consensus) as display:
+            with Display(self.console, log, lead=self.ranks.lead) as display:
                 seen = display.beside(self.callbacks)
                 training = self._training(_TrainingDisplay(log, seen, self.conf.metric))
                 has_best = training.restore()
                 is_trained = training.validations and has_best and training.step == self.conf.train.steps
-                line = self.consensus.first(lambda: finished_training(self.folder, self.conf)) if is_trained else ""
+                line = finished_training(self.folder, self.conf) if is_trained else ""
                 if line:
                     self.console.print(line, markup=False, soft_wrap=True)
                     return training.best
                 self._begin(training, log, has_best=has_best)
                 seen.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log, seen)
-            server = self.components.relay.server.fork(())
-            Checkpoint(self.folder.best).load(server)
-            scores = self._scores(server, best)
+            server, _ = self._weights.read(self.folder.best)
+            scores = training.steps.test(server)
+            scores["validation"] = replace(scores["validation"], values=best.values)
             if "test" in scores:
                 Numbers(seen, "training").values("test", scores["test"].values, step=best.step)
-            if self.consensus.is_first:
-                with self.consensus.alone("the writing of the result"):
-                    seconds = before + time.monotonic() - started
-                    self._write(server, best, training.validations, scores, seconds=seconds)
+            seconds = before + time.monotonic() - started
+            self._write(server, best, training.validations, scores, seconds=seconds)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -170,15 +176,11 @@ class TrainRun:
             self.components.problem.data.close()
 
     def _training(self, watch: _TrainingDisplay) -> Retraining:
+        steps = training_steps(self.conf, self.components, self.architecture, self.ranks.lead)
         return Retraining(
-            self.components.trainer,
-            self.architecture,
-            pace=self.pace,
-            schedule=self.schedule,
-            validating=Validating(self.components.scorer, self.components.problem.data, self.conf.metric),
+            steps,
             saves=TrainingSaves(Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self._identity),
             watch=watch,
-            consensus=self.consensus,
         )
 
     def _begin(self, training: Retraining, log: Log, *, has_best: bool) -> None:
@@ -190,7 +192,7 @@ class TrainRun:
         source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"{first}, seed {conf.seed}"
         if not training.validations and conf.weights != SCRATCH:
             keys = path_states(pool, self.architecture)
-            missing = Checkpoint(Path(conf.weights)).load_weights(self.components.relay.server, keys)
+            missing = self._weights.load_some(Path(conf.weights), keys)
             if missing:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
         write_architecture(self.folder, pool, self.architecture)
@@ -206,7 +208,7 @@ class TrainRun:
         )
         if self.compared:
             console.print(self.compared, soft_wrap=True)
-        greet_ranks(console, self.consensus, conf, samples=len(problem.data.train))
+        greet_ranks(console, self.components.relay.server, conf, samples=len(problem.data.train))
         if whole := left_whole(self.components.relay.server, self.architecture):
             console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         if self.warning:
@@ -227,11 +229,14 @@ class TrainRun:
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
             words = " ".join(filter(None, ("stopped", by, done)))
             self.console.print(f"{words}. Go on with: {self.resume_command}", soft_wrap=True, markup=False)
-            self.consensus.any(False)  # the launcher ends the others when one has ended
             raise Stopped(*filter(None, [by])) from None  # a sweep goes on after a run that a callback stopped
         except KeyboardInterrupt:  # the second Ctrl-C
             self.console.print(f"stopped at once. Go on from the last save with: {self.resume_command}", soft_wrap=True)
             raise Stopped from None
+
+    @property
+    def _weights(self) -> SharedWeights:
+        return SharedWeights(self.components.relay.server, self.ranks.lead)
 
     def _identity(self, values: Mapping[str, float]) -> dict[str, Any]:
         """What the best weights keep, see `identity`."""
@@ -285,22 +290,6 @@ class TrainRun:
             self.console.print(NO_TEST, soft_wrap=True)
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
-
-    def _scores(self, server: ParamServer, best: Validation) -> dict[str, Score]:
-        """What the best weights score on the part that chose them, and, this once, on the test part."""
-        parts = {"validation": self.components.problem.data.validation, "test": self.components.problem.data.test}
-        executor = self.components.scorer.executor
-        before = executor.server
-        executor.use(server)
-        try:
-            scores = {
-                name: tested(self.components.scorer, self.architecture, part)
-                for name, part in parts.items()
-                if part is not None
-            }
-        finally:
-            executor.use(before)
-        return {**scores, "validation": replace(scores["validation"], values=best.values)}
 
     def _result(
         self, best: Validation, validations: Sequence[Validation], scores: Mapping[str, Score], *, seconds: float

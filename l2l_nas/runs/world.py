@@ -6,16 +6,14 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from l2l_nas.runs.ranks import RunRanks
-from l2l_nas.training.consensus import Consensus, Peers
+from l2l_nas.training.consensus import Consensus
 
 if TYPE_CHECKING:
     from l2l_nas.parallel.world import World
@@ -23,22 +21,21 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def joined(world: World) -> Iterator[RunRanks]:
-    """The ranks of a run. Others than rank 0 have a folder that is thrown away, and show nothing meanwhile."""
+    """The ranks of a command. Others than rank 0 show nothing meanwhile."""
+    from l2l_nas.parallel.lead import Follower, Leader
+
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
 
     def be_patient(seconds: float) -> None:
         world.watch.patience_s = seconds
 
-    exchange = world.exchange
-    peers = Peers(exchange.note, exchange.tell, world.rejoin, lambda size: world.mesh(tensor=size))
-    consensus = Consensus(exchange, peers)
-    with contextlib.ExitStack() as stack:
-        scratch = None
-        if not consensus.is_first:
-            stack.enter_context(_silence())
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"l2l_nas-rank{world.rank}-")))
-        yield RunRanks(consensus, scratch, be_patient)
+    consensus = Consensus(world.exchange, lambda size: world.mesh(tensor=size))
+    if consensus.is_first:
+        yield RunRanks(consensus, Leader(world), be_patient)
+        return
+    with _silence():
+        yield RunRanks(consensus, Follower(world), be_patient)
 
 
 @contextlib.contextmanager

@@ -19,10 +19,12 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, other_data
-from l2l_nas.training.fit import Trainer
+from l2l_nas.training.fit import Trainer, tested
+from l2l_nas.training.lead import Lead, Solo
 from l2l_nas.training.schedule import Schedule
+from l2l_nas.training.score import Score
+from l2l_nas.training.weights import SharedWeights
 
 
 @dataclass(frozen=True)
@@ -127,22 +129,86 @@ class TrainingSaves:
     identity: Callable[[Mapping[str, float]], Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class TrainingSteps:
+    """What all that share the weights of a training do; see `lead.py`."""
+
+    trainer: Trainer  # its executor has the weights to begin with
+    architecture: Architecture
+    pace: Pace
+    schedule: Schedule  # of the learning rate
+    validating: Validating
+    lead: Lead = field(default_factory=Solo)
+
+    def fit(self, start: int, after_step: Callable[[int, float], None]) -> None:
+        """Train from a step on, to the last one. See `Trainer.fit`."""
+
+        def here(start: int, after_step: Callable[[int, float], None]) -> None:
+            def noted(step: int, loss: float) -> None:
+                self.lead.note(f"step {step + 1}")
+                after_step(step, loss)
+
+            self.trainer.fit(
+                lambda step: self.architecture,
+                start=start,
+                steps=self.pace.steps - start,
+                schedule=self.schedule,
+                after_step=noted,
+            )
+
+        self.lead.do("train", (start, after_step), here)
+
+    def score(self) -> tuple[ParamServer, dict[str, float]]:
+        """The weights that are scored, and all their metrics. See [Note: validations]."""
+        return self.lead.do("score", (), self._score)
+
+    def test(self, server: ParamServer) -> dict[str, Score]:
+        """What weights score on the validation part and, this once, on the test part."""
+        return self.lead.do("test", (server,), self._test)
+
+    def actions(self) -> dict[str, Callable[..., Any]]:
+        """What those do that follow, by the names that `Lead.do` is given."""
+        return {"train": self.fit, "score": self.score, "test": self.test}
+
+    def _score(self) -> tuple[ParamServer, dict[str, float]]:
+        own, scorer, architecture = self.trainer.executor.server, self.validating.scorer, self.architecture
+        server = own
+        if self.pace.recalibrate and self.trainer.has_buffers(architecture):
+            keys = path_states(server.pool, architecture)
+            server.prepare(keys)
+            server = server.fork(keys)
+        try:
+            scorer.executor.use(server)
+            if server is not own:
+                scorer.recalibrate(architecture, batches=self.pace.recalibrate)
+            return server, scorer.evaluate(architecture, self.validating.data.validation)
+        finally:
+            scorer.executor.use(own)
+
+    def _test(self, server: ParamServer) -> dict[str, Score]:
+        data, scorer = self.validating.data, self.validating.scorer
+        before = scorer.executor.server
+        scorer.executor.use(server)
+        try:
+            parts = {"validation": data.validation, "test": data.test}
+            return {name: tested(scorer, self.architecture, part) for name, part in parts.items() if part is not None}
+        finally:
+            scorer.executor.use(before)
+
+
 @dataclass(eq=False)
 class Retraining:
     """Trains one architecture."""
 
-    trainer: Trainer  # its executor has the weights to begin with
-    architecture: Architecture
+    steps: TrainingSteps
     _: KW_ONLY
-    pace: Pace
-    schedule: Schedule  # of the learning rate
-    validating: Validating
     saves: TrainingSaves
     watch: Watch
-    consensus: Consensus = field(default_factory=Consensus)  # with the other ranks, if there are any
 
     def __post_init__(self) -> None:
-        self._server = self.trainer.executor.server
+        self._pace, self._validating, self._lead = self.steps.pace, self.steps.validating, self.steps.lead
+        self._server = self.steps.trainer.executor.server
+        self._weights = SharedWeights(self._server, self._lead)
         self._course = _TrainingCourse()
         self._saved_at = time.monotonic()
 
@@ -172,18 +238,18 @@ class Retraining:
         last = self.saves.last
         if not last.exists():
             return True
-        saved = last.load(self._server, needs=path_states(self._server.pool, self.architecture))
+        saved = self._weights.load(last, needs=path_states(self._server.pool, self.steps.architecture))
         try:
-            self._course = _TrainingCourse.from_json(saved, self.validating.data)
+            self._course = _TrainingCourse.from_json(saved, self._validating.data)
             for validation in self._course.validations:
-                validation.values[self.validating.metric]  # a KeyError where it lacks
+                validation.values[self._validating.metric]  # a KeyError where it lacks
         except StorageError as error:
             raise StorageError(f"{last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(f"{last.folder}: holds weights, but not of a training ({error})") from None
-        if self.step > self.pace.steps:
+        if self.step > self._pace.steps:
             raise SettingError(
-                f"train.steps={self.pace.steps}: {self.step} steps are done; ask for at least as many, or train in "
+                f"train.steps={self._pace.steps}: {self.step} steps are done; ask for at least as many, or train in "
                 "another folder"
             )
         return self._restore_best()
@@ -192,14 +258,14 @@ class Retraining:
         """Let the newest save of the best weights be that of the best validation known."""
         best, wanted = self.saves.best, self.saves.identity(self.best.values)
         for save in reversed(best.saves):
-            copy = self._server.fork(())
+            needs = path_states(self._server.pool, self.steps.architecture)
             try:
-                found = best.load(copy, save=save, needs=path_states(copy.pool, self.architecture))
+                copy, found = self._weights.read(best.folder, save=save, needs=needs)
             except StorageError:
                 continue
             if found == wanted:
                 if save != best.saves[-1]:
-                    best.save(copy, extra=wanted)
+                    self._weights.save(best, copy, extra=wanted)
                 return True
         self._course.best = -1
         return False
@@ -211,18 +277,12 @@ class Retraining:
             NonFiniteError: a loss, gradient or metric is not finite; the last save is whole.
             StorageError: something could not be saved.
         """
-        self.consensus.note(f"step {self.step}")
+        self._lead.note(f"step {self.step}")
         if self._course.best < 0:
             self._validate()
             self._save()  # from here on, the weights it began with are not needed
         self._tell(self.watch.poll)
-        self.trainer.fit(
-            lambda step: self.architecture,
-            start=self.step,
-            steps=self.pace.steps - self.step,
-            schedule=self.schedule,
-            after_step=self._after_step,
-        )
+        self.steps.fit(self.step, self._after_step)
         self._save()
         return self.best
 
@@ -231,9 +291,8 @@ class Retraining:
         course.step = step + 1
         course.losses += loss
         course.num_losses += 1
-        self.consensus.note(f"step {course.step}")
-        is_due = self.consensus.any(time.monotonic() - self._saved_at >= self.pace.checkpoint_seconds)
-        if course.step % self.pace.validation_steps == 0 or course.step == self.pace.steps:
+        is_due = time.monotonic() - self._saved_at >= self._pace.checkpoint_seconds
+        if course.step % self._pace.validation_steps == 0 or course.step == self._pace.steps:
             is_due |= self._validate()  # at most one save of the best is ahead of the training's own
         if is_due:
             self._save()
@@ -248,42 +307,25 @@ class Retraining:
             raise
 
     def _save(self) -> None:
-        with self.consensus.during(f"the save after {self._course.step} steps"):
-            self.saves.last.save(self._server, extra={**asdict(self._course), "data": self.validating.data.digest})
+        extra = {**asdict(self._course), "data": self._validating.data.digest}
+        self._weights.save(self.saves.last, self._server, extra=extra)
         self._saved_at = time.monotonic()
 
     def _validate(self) -> bool:
         """Score, and keep the weights if they are the best so far; whether they are."""
         course = self._course
-        with self.consensus.during(f"the validation after {course.step} steps"):
-            server, values = self._score()
+        server, values = self.steps.score()
         for name, value in values.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the {name} on the validation data", layer=None, step=course.step)
         train_loss = course.losses / course.num_losses if course.num_losses else None
-        lr = self.schedule.at(course.step - 1) if course.step else None
+        lr = self.steps.schedule.at(course.step - 1) if course.step else None
         validation = Validation(course.step, values, train_loss, lr)
-        is_best = course.best < 0 or self.validating.is_better(values, self.best.values)
+        is_best = course.best < 0 or self._validating.is_better(values, self.best.values)
         if is_best:
-            with self.consensus.during(f"the save of the best weights after {course.step} steps"):
-                self.saves.best.save(server, extra=self.saves.identity(values))
+            self._weights.save(self.saves.best, server, extra=self.saves.identity(values))
             course.best = len(course.validations)
         course.validations.append(validation)
         course.losses, course.num_losses = 0.0, 0
         self._tell(self.watch.validation, validation, is_best=is_best)
         return is_best
-
-    def _score(self) -> tuple[ParamServer, dict[str, float]]:
-        """The weights that are scored, and all their metrics. See [Note: validations]."""
-        server, scorer = self._server, self.validating.scorer
-        if self.pace.recalibrate and self.trainer.has_buffers(self.architecture):
-            keys = path_states(server.pool, self.architecture)
-            server.prepare(keys)
-            server = server.fork(keys)
-        try:
-            scorer.executor.use(server)
-            if server is not self._server:
-                scorer.recalibrate(self.architecture, batches=self.pace.recalibrate)
-            return server, scorer.evaluate(self.architecture, self.validating.data.validation)
-        finally:
-            scorer.executor.use(self._server)

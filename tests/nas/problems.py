@@ -28,6 +28,7 @@ from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.task import Classification
+from l2l_nas.training.weights import SharedWeights
 
 GOALS = (Goal("accuracy", True), Goal("parameters", False))
 
@@ -183,6 +184,7 @@ def search_on(
         relay=relay,
         trainer=trainer,
         evaluator=evaluator,
+        weights=SharedWeights(server),
         budget=spend,
         goals=study.get("goals", GOALS),
         constraints=constraints,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,10 +14,12 @@ import torch
 from l2l_nas import AdamW
 from l2l_nas.eps import checkpoint
 from l2l_nas.eps.exchange import Channel
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sharded import server_of
-from l2l_nas.errors import NonFiniteError, RankError, TrialError
+from l2l_nas.errors import NonFiniteError, RankError, SettingError, Stopped, StorageError, TrialError
 from l2l_nas.parallel import meeting
 from l2l_nas.parallel.entry import run_ranked
+from l2l_nas.parallel.lead import Follower, Leader
 from l2l_nas.parallel.world import World, WorldConfig
 from tests.toys import dense_pool
 
@@ -201,6 +204,84 @@ def saves_slowly(world: World, folder: str) -> None:
     print("saved", flush=True)
 
 
+class Work:
+    """What all ranks can do; each keeps a list of what it did."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.done = world, []
+        self.server = server_of(dense_pool(8), world.exchange, optimizer=AdamW(), seed=0)
+
+    def make(self) -> ParamServer:
+        return self.server.fork(())
+
+    def visit(self, server: ParamServer, key: str) -> None:
+        server.prepare([key])
+        self.done.append(f"{len(server.visited)} states")
+
+    def add(self, number: int, ask) -> None:
+        for _ in range(3):
+            number += ask(number)
+            step(self.world)
+            self.done.append(f"added to {number}")
+
+    def load(self, folder: Path) -> None:
+        self.done.append("loads")
+        checkpoint.Checkpoint(folder).load(self.server)
+
+    def break_down(self, who: int) -> None:
+        if self.world.rank == who:
+            raise ValueError("my layer is broken")
+        step(self.world)
+
+
+def leads(world: World, how: str, folder: str) -> None:
+    """Rank 0 has the others do what it names."""
+    work = Work(world)
+    actions = {one.__name__: one for one in (work.make, work.visit, work.add, work.load, work.break_down)}
+    if world.rank > 0:
+        follower = Follower(world)
+        follower.actions.update(actions)
+        follower.asks = lambda: how == "asks" and world.rank == world.size - 1
+        follower.follow()
+        print(len(follower._servers), *work.done, sep=", ", flush=True)
+        return
+
+    def do(name: str, *args: object) -> object:
+        return lead.do(name, args, actions[name])
+
+    def ask(number: int) -> int:
+        if number > 10:
+            do("visit", first, "layer1/normed")  # between two steps of what all are in
+        if how == "stops" and number > 20:
+            raise Stopped
+        return number
+
+    lead = Leader(world)
+    with lead.leading():
+        first, second = do("make"), do("make")
+        do("visit", first, "layer0/normed")
+        del second
+        gc.collect()
+        try:
+            do("add", 8, ask)
+        except Stopped:
+            work.done.append("stopped")
+        try:
+            do("load", Path(folder))
+        except StorageError:
+            work.done.append("nothing to load")
+        do("visit", first, "layer1/normed")
+        if how == "waits":
+            time.sleep(6)
+        if how == "asks":
+            assert lead.is_asked_to_stop
+        elif how == "refuses":
+            raise SettingError("trials must be at least 1")
+        elif how.startswith("breaks"):
+            do("break_down", int(how[-1]))
+    print(1, *work.done, sep=", ", flush=True)
+
+
 def meshes(world: World, name: str, *words: str) -> None:
     """A function of `mesh_runs.py`."""
     from tests.parallel import mesh_runs
@@ -210,7 +291,7 @@ def meshes(world: World, name: str, *words: str) -> None:
 
 PROGRAMS = {
     one.__name__: one
-    for one in (exchanges, steps, rejoins, not_finite, known_elsewhere, restarts, lasts, saves_slowly, meshes)
+    for one in (exchanges, steps, rejoins, not_finite, known_elsewhere, restarts, lasts, saves_slowly, leads, meshes)
 }
 
 

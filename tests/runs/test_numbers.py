@@ -12,7 +12,7 @@ from l2l_nas.runs import components
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.numbers import decide_numbers
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.lead import Solo
 from tests.nas.strategies.test_blockwise import problem
 
 SPEED = MachineSpeed(step=0.01, score=0.1, block_step=0.02, fixed=3.0)
@@ -37,5 +37,5 @@ def test_what_the_measurement_takes_is_taken_off(monkeypatch):
     conf = changed(SearchConf(), {"search.time": "60s"})
     training = SimpleNamespace(problem=problem(), trainer=None, relay=None)
     began = time.perf_counter()
-    speed = components._speed(conf, training, (), SimpleNamespace(path_at=None), Consensus())
+    speed = components._speed(conf, training, (), SimpleNamespace(path_at=None), Solo())
     assert SPEED.fixed < speed.fixed <= SPEED.fixed + time.perf_counter() - began

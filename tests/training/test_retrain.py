@@ -15,7 +15,7 @@ from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.training.data import Batches, Data
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
+from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, TrainingSteps, Validating, Validation
 from l2l_nas.training.schedule import Cosine
 from tests.nas.problems import data, pool_of
 
@@ -67,11 +67,13 @@ def retraining(
     trainer = trainer_of(pool, split=split, **options)
     watch = Watcher(stop_at)
     made = Retraining(
-        trainer,
-        pool.architecture(choices),
-        pace=Pace(steps, validation_steps, recalibrate, seconds),
-        schedule=Cosine(0.05, steps),
-        validating=Validating(trainer, split, metric),
+        TrainingSteps(
+            trainer,
+            pool.architecture(choices),
+            Pace(steps, validation_steps, recalibrate, seconds),
+            Cosine(0.05, steps),
+            Validating(trainer, split, metric),
+        ),
         saves=TrainingSaves(
             Checkpoint(folder / "weights"),
             Checkpoint(folder / "best", keep=2),

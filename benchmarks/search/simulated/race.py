@@ -34,6 +34,7 @@ from l2l_nas.nas.study.study import Study
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.score import Score
 from l2l_nas.training.task import Classification
+from l2l_nas.training.weights import SharedWeights
 
 _GOALS = (Goal("accuracy", True),)
 _RATE = 0.008
@@ -82,6 +83,7 @@ def race(landscape: Landscape, numbers: Division, *, seed: int) -> tuple[Genotyp
         relay=relay,
         trainer=trainer,
         evaluator=Evaluator(relay, trainer, validation=data.validation, budget=budget),
+        weights=SharedWeights(server),
         budget=budget,
         goals=_GOALS,
         constraints=(),

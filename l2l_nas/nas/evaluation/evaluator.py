@@ -7,6 +7,7 @@ before anything else happens, and nothing of the copy is left.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 import zlib
 from collections import deque
@@ -21,16 +22,17 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, failure_of
+from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, SpaceError, TrialError, failure_of
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer, tested
+from l2l_nas.training.lead import Lead, Solo
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
@@ -50,7 +52,7 @@ class Evaluator:
         budget: how much of what.
         scorer: scores networks with standard errors; the trainer, unless its executor computes in low precision.
         test: what finalists are measured on besides, once each; nothing depends on what comes of it.
-        consensus: with the other ranks, if there are any.
+        lead: who does the work.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class Evaluator:
         budget: Budget,
         scorer: Trainer | None = None,
         test: Samples | None = None,
-        consensus: Consensus | None = None,
+        lead: Lead | None = None,
     ) -> None:
-        self._consensus = consensus or Consensus()
+        self._lead: Lead = lead or Solo()
         self._relay = relay
         self._pool = relay.pool
         self._server = relay.server
@@ -105,7 +107,61 @@ class Evaluator:
         """
         trainer = replace(self._trainer, task=measured(Divergence(self._trainer.task)))
         samples = TaughtSamples(self._validation, teacher, sample_bytes=bytes_of(check_shapes(self._pool).outputs))
-        return Evaluator(self._relay, trainer, validation=samples, budget=self._budget, consensus=self._consensus)
+        return Evaluator(self._relay, trainer, validation=samples, budget=self._budget)
+
+    def train(
+        self,
+        path_at: Callable[[int], Architecture],
+        *,
+        start: int,
+        steps: int,
+        learning_rate: float,
+        total: int,
+        offset: int = 0,
+        after_step: Callable[[int, float], None] = lambda step, loss: None,
+    ) -> None:
+        """Train the shared weights.
+
+        Args:
+            path_at: the architecture of a step.
+            start: number of the first step.
+            learning_rate: peak.
+            total: steps over which it rises and falls.
+            offset: the step that these begin with.
+            after_step: called with each step and its loss; it may raise, which ends the training.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite.
+            TrialError: a layer raised.
+        """
+
+        def here(_: object, path_at: Callable[[int], Architecture], after_step: Callable[[int, float], None]) -> None:
+            try:
+                self._trainer.fit(
+                    path_at,
+                    start=start,
+                    steps=steps,
+                    schedule=self._budget.schedule(learning_rate, total),
+                    offset=offset,
+                    after_step=after_step,
+                )
+            except SpaceError as error:
+                if error.candidate is None:
+                    raise
+                raise TrialError(f"{error}; {_leave_out(error, self._pool)}") from error
+
+        numbers = {"start": start, "steps": steps, "learning_rate": learning_rate, "total": total, "offset": offset}
+        self._lead.do("train shared weights", (numbers, path_at, after_step), here)
+
+    def actions(self) -> dict[str, Callable[..., Any]]:
+        """What those do that follow, by the names that `Lead.do` is given."""
+        return {
+            "train and score": lambda segment, done: self.run(segment, after_step=done),
+            "score together": self.run_together,
+            "score all": self.score_all,
+            "score": self.score,
+            "train shared weights": lambda numbers, path_at, after: self.train(path_at, after_step=after, **numbers),
+        }
 
     def on(self, relay: Relay) -> Evaluator:
         """The same on another relay, of a pool of the same architectures."""
@@ -120,7 +176,6 @@ class Evaluator:
             budget=self._budget,
             scorer=scorer,
             test=self._test,
-            consensus=self._consensus,
         )
 
     def run(
@@ -141,22 +196,34 @@ class Evaluator:
         Raises:
             Exception: anything that is not the architecture's fault; see `failure_of`.
         """
+        given = segment.server or start
+        is_own = segment.weights != "shared" if given is None else given is not self._server
+
+        def done(loss: float) -> None:
+            if after_step is not None:
+                after_step(loss)
+            if poll is not None and is_own:
+                poll()
+
+        def here(segment: Segment, done: AfterStep) -> SegmentResult:
+            return self._run(segment, done, start=start)
+
+        return self._lead.do("train and score", (segment, done), here)
+
+    def _run(self, segment: Segment, after_step: AfterStep, *, start: ParamServer | None = None) -> SegmentResult:
         started = time.monotonic()
         server = segment.server or start or START_WEIGHTS[segment.weights](self._server, segment.architecture)
         is_own = server is not self._server
         again = segment.done if is_own and segment.server is None else 0
         steps, first = 0, segment.start - segment.done
         rungs: dict[str, Mapping[str, float]] = {}
-        self._consensus.note(f"step 0 of {segment.name}")
+        self._lead.note(f"step 0 of {segment.name}")
 
         def count(_: int, loss: float) -> None:
             nonlocal steps
             steps += 1
-            self._consensus.note(f"step {steps} of {segment.name}")
-            if after_step is not None:
-                after_step(loss)
-            if poll is not None and is_own:
-                poll()
+            self._lead.note(f"step {steps} of {segment.name}")
+            after_step(loss)
 
         try:
             if is_own:
@@ -176,7 +243,7 @@ class Evaluator:
                 if done < segment.done + segment.steps:
                     rungs[segment.rung(done)] = self._on_the_way(server, segment.architecture, step=begin)
             result = self._scored(segment, server, rungs)
-            self._consensus.any(False)  # which raises where another rank failed in the end
+            self._lead.done()
         except Exception as error:
             result = SegmentResult(error=self._failure(error, is_own=is_own))
         finally:
@@ -191,9 +258,9 @@ class Evaluator:
             L2LError: shared weights were trained, and parts of them may differ between ranks: one rank alone failed,
                 or updates were under way that do not wait for a check.
         """
-        found, is_alike = self._consensus.failure(error, self._use_pool)
-        is_eager = self._consensus.size > 1 and self._relay.update is UpdatePolicy.EAGER
-        if not is_own and (is_eager or not is_alike):
+        is_eager = self._relay.update is UpdatePolicy.EAGER
+        found, is_alike = self._lead.failure(error, self._use_pool, may_differ=is_eager)
+        if not is_own and not is_alike:
             text = f"{found}; shared weights are as they were saved last: go on with: resume=FOLDER"
             if isinstance(error, RankError):  # the rank that it came from says so
                 raise RankError(text, rank=error.rank)
@@ -244,6 +311,9 @@ class Evaluator:
 
         Where one of them fails, each is scored by itself.
         """
+        return self._lead.do("score together", (list(segments),), self._run_together)
+
+    def _run_together(self, segments: Sequence[Segment]) -> list[SegmentResult]:
         started = time.monotonic()
         try:
             entries = [self._provenance.entry(one.weights, self._server, one.architecture) for one in segments]
@@ -253,11 +323,11 @@ class Evaluator:
             scored = self._trainer.score_population(architectures, self._validation, max_bytes=most) if new else []
             self._count_scores(architectures)
             scores = {**self._known, **dict(zip(new, scored, strict=True))}
-            self._consensus.any(False)  # see `run`
+            self._lead.done()
         except Exception as error:
-            failure, _ = self._consensus.failure(error, self._use_pool)
+            failure, _ = self._lead.failure(error, self._use_pool)
             if len(segments) > 1:
-                return [result for one in segments for result in self.run_together([one])]
+                return [result for one in segments for result in self._run_together([one])]
             return [SegmentResult(error=failure, seconds=time.monotonic() - started)]
         seconds = (time.monotonic() - started) / len(segments)
         results = []
@@ -275,8 +345,11 @@ class Evaluator:
 
         A trial of the same weights that trains nothing is not scored again, unless a pass changes buffers.
         """
+        return self._lead.do("score all", (list(architectures),), self._score_all)
+
+    def _score_all(self, architectures: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
         segments = [Segment("", one, "shared", 0, 0, 0.0) for one in architectures]
-        results = self.run_together(segments)
+        results = self._run_together(segments)
         has_buffers = any(self._server.layout(key).buffers for key in self._pool.states)
         for one, result in zip(architectures, results, strict=True):
             if result.error is None and not has_buffers:
@@ -289,6 +362,9 @@ class Evaluator:
         Raises:
             MetricError: one is not finite.
         """
+        return self._lead.do("score", (architecture,), self._score_shared)
+
+    def _score_shared(self, architecture: Architecture) -> dict[str, float]:
         try:
             self._count_scores([architecture])
             return dict(_finite(self._score(self._server, architecture, self._validation).values, step=0))
@@ -381,6 +457,13 @@ def _finite(metrics: Mapping[str, float], *, step: int) -> Mapping[str, float]:
         if not math.isfinite(value):
             raise MetricError(f"the {name} on the validation data ({value})", layer=None, step=step)
     return metrics
+
+
+def _leave_out(error: SpaceError, pool: LayerPool) -> str:
+    """How to go on without a candidate that shared weights cannot be trained with."""
+    places = [one.name for one in pool.positions if error.candidate in [c.name for c in one.candidates]]
+    cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
+    return f"leave it out, and go on with: resume=FOLDER {shlex.quote(f'search.retire=[{cell}]')}"
 
 
 class WeightProvenance:

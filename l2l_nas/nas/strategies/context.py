@@ -29,8 +29,8 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler, UniformPaths
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.weights import SharedWeights
 
 if TYPE_CHECKING:
     from l2l_nas.nas.strategies.random_search import Baseline
@@ -48,6 +48,7 @@ class SearchComponents:
             architecture of a step.
         evaluator: on both; scores architectures in this process. `score(architecture)` and `score_all(architectures)`
             are metrics of the validation part with the shared weights.
+        weights: saves and loads them.
         budget: numbers of the search, such as `budget.trials`.
         goals: the objectives, each with `name` and `maximize`.
         constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
@@ -58,13 +59,12 @@ class SearchComponents:
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
         earlier_tasks: what earlier runs of the space found.
-        consensus: decides alike for all ranks, if there are several: `first(make)` is what rank 0 makes, `any(flag)`
-            whether any rank says yes.
     """
 
     relay: Relay
     trainer: Trainer
     evaluator: Evaluator
+    weights: SharedWeights
     budget: Budget
     goals: tuple[Goal, ...]
     constraints: Sequence[Constraint]
@@ -74,7 +74,6 @@ class SearchComponents:
     seed: int
     enqueued: Sequence[Architecture] = ()
     earlier_tasks: tuple[EarlierTask, ...] = ()
-    consensus: Consensus = field(default_factory=Consensus)
 
 
 @dataclass(kw_only=True)
@@ -163,13 +162,12 @@ class SearchContext(SearchComponents):
         for phase in self.phases:
             with of_user(phase, "phase"):
                 extra |= phase.state(self)
-        with self.consensus.during("a save of the shared weights"):
-            self.checkpoint.save(self.server, extra={**extra, "coverage": self.coverage.to_json()})
+        self.weights.save(self.checkpoint, self.server, extra={**extra, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
     def save_when_due(self) -> None:
         """The same, if the budget's time has passed since the last save."""
-        if self.consensus.any(time.monotonic() - self._saved_at >= self.budget.checkpoint_seconds):
+        if time.monotonic() - self._saved_at >= self.budget.checkpoint_seconds:
             self.save()
 
     def figures(self, architecture: Architecture) -> dict[str, float]:

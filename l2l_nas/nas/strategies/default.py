@@ -62,7 +62,7 @@ class Search:
         search = self.context
         if not search.checkpoint.exists() and not search.study.records:
             return  # killed before the first save
-        extra = search.checkpoint.load(search.server)
+        extra = search.weights.load(search.checkpoint)
         try:
             search.coverage.load(extra.get("coverage", {}))
             for phase in search.phases:

@@ -100,16 +100,10 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
 
 
 def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
-    def numbers() -> list[int]:
-        if search.sizes:
-            groups = by_size(search.sizes, allowed, lambda record: record.architecture)
-            found = choose_each(list(groups.values()), search.goals, count=search.budget.finalists)
-        else:
-            found = choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
-        return [record.number for record in found]
-
-    records = {record.number: record for record in allowed}
-    return [records[number] for number in search.consensus.first(numbers)]
+    if search.sizes:
+        groups = by_size(search.sizes, allowed, lambda record: record.architecture)
+        return choose_each(list(groups.values()), search.goals, count=search.budget.finalists)
+    return choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
 
 
 def _trained(

@@ -74,7 +74,7 @@ class RandomSearch(Phase):
     def run(self, search: SearchContext) -> None:
         if search.budget.baseline == "none":
             return
-        given = search.consensus.first(lambda: round(search.ledger.search_steps))
+        given = round(search.ledger.search_steps)
         segments = plan(search.budget, search.random_architectures(search.seed + _SEED), steps=given)
         total = sum(one.steps for one in segments)
         search.callback.phase("baseline", total=total, done=0)

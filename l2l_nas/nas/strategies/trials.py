@@ -154,15 +154,11 @@ class TrialLoop:
         running.rungs[rung] = metrics
         rule, figures = search.early_stop, {**metrics, **search.figures(architecture)}
 
-        def asked() -> str | None:
-            with of_user(rule, "early_stop"):
-                reason = rule.stop_reason(architecture, rung, figures)
-                if not isinstance(reason, str | None):
-                    raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
-            return reason
-
-        found: str | None = search.consensus.first(asked)
-        return found
+        with of_user(rule, "early_stop"):
+            reason = rule.stop_reason(architecture, rung, figures)
+            if not isinstance(reason, str | None):
+                raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
+        return reason
 
     def _finish(self, running: RunningTrial, state: State, result: SegmentResult, reason: str = "") -> None:
         """Tell the study and the callbacks what became of a trial."""
@@ -202,7 +198,7 @@ class TrialLoop:
         held, count = search.weights_of_trials, search.budget.finalists
         if len(search.goals) > 1 or not count:
             return
-        if search.consensus.any((count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD):
+        if (count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD:
             return
         held[record.architecture] = server
         if len(held) > count:

@@ -10,11 +10,10 @@ as if nothing had been.
 from __future__ import annotations
 
 import random
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from l2l_nas.errors import ConstraintError, SpaceError, TrialError
+from l2l_nas.errors import ConstraintError
 from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.coverage import Coverage
@@ -23,7 +22,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import UniformPaths
-from l2l_nas.training.schedule import Schedule
 
 # draws for a step before it is given up, where constraints refuse the new candidates
 _DRAWS = 50
@@ -39,16 +37,8 @@ class WarmUp(Phase):
             TrialError: a layer raised, or memory did not suffice. All trials share the weights that are trained here,
                 so that no step is left out.
         """
-        try:
-            self._warm_up(search)
-            self._catch_up(search)
-        except SpaceError as error:
-            if error.candidate is None:
-                raise
-            places = [one.name for one in search.pool.positions if error.candidate in [c.name for c in one.candidates]]
-            cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
-            setting = shlex.quote(f"search.retire=[{cell}]")
-            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER {setting}") from error
+        self._warm_up(search)
+        self._catch_up(search)
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         caught_up = {"newcomers": search.new_candidates, "introduced": search.catch_up_steps}
@@ -76,7 +66,7 @@ class WarmUp(Phase):
             shown=done,
             start=done,
             steps=total - done,
-            schedule=search.budget.schedule(search.budget.learning_rate, search.budget.shared_steps),
+            total=search.budget.shared_steps,
         )
         search.callback.covered(search.coverage)
 
@@ -102,7 +92,7 @@ class WarmUp(Phase):
             shown=0,
             start=first + done,
             steps=len(plan),
-            schedule=search.budget.schedule(search.budget.learning_rate, done + len(plan)),
+            total=done + len(plan),
             offset=first,
         )
         search.new_candidates = {}
@@ -117,7 +107,7 @@ def _train(
     shown: int,
     start: int,
     steps: int,
-    schedule: Schedule,
+    total: int,
     offset: int = 0,
 ) -> None:
     """Train the shared weights, and count each step.
@@ -125,6 +115,7 @@ def _train(
     Args:
         counter: of the search.
         shown: steps that the callback has seen of this phase.
+        total: steps over which the learning rate rises and falls.
     """
     counted = getattr(search, counter)
     numbers = Numbers(search.callback, "warm-up" if counter == "warm_steps" else "catch-up", done=counted)
@@ -143,7 +134,15 @@ def _train(
         search.save_when_due()
         search.callback.poll()
 
-    search.trainer.fit(remembered, start=start, steps=steps, schedule=schedule, offset=offset, after_step=after_step)
+    search.evaluator.train(
+        remembered,
+        start=start,
+        steps=steps,
+        learning_rate=search.budget.learning_rate,
+        total=total,
+        offset=offset,
+        after_step=after_step,
+    )
 
 
 def plan_catch_up(

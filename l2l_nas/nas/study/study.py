@@ -57,7 +57,6 @@ from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.consensus import Consensus
 
 _STATES: dict[State, TrialState] = {
     State.COMPLETE: TrialState.COMPLETE,
@@ -115,12 +114,8 @@ class Study:
         seed: int,
         num_trials: int,
         data: str = "",
-        consensus: Consensus | None = None,
     ) -> None:
         check_sampler(sampler)
-        self._consensus = consensus or Consensus()
-        if not self._consensus.is_first:
-            sampler = "random"  # it is never asked
         self._pool = pool
         self._goals = tuple(goals)
         self._store = store
@@ -154,8 +149,7 @@ class Study:
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing is left to ask for: the sampler stopped, and no architecture that was proposed waits."""
-        found: bool = self._consensus.first(lambda: self._memory.is_stopped and not self._proposed)
-        return found
+        return self._memory.is_stopped and not self._proposed
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -185,22 +179,13 @@ class Study:
         Raises:
             UserCodeError: the sampler raised something.
         """
-        asked: list[Trial] = []
-
-        def choices() -> list[str]:
-            if self._proposed:
-                self._enqueue(*self._proposed.pop(0))
-            with of_user(self._memory.sampler, "sampler"):
-                asked.append(self._memory.ask({**self._choices}))
-            return list(self._pool.canonical(choices_of(asked[0].params, self._pool)).choices)
-
-        architecture = Architecture(tuple(self._consensus.first(choices)))
-        if not asked:  # by rank 0
-            if not self._proposed:
-                self.propose(architecture)
-            choices()
-        self._asked[asked[0].number] = architecture
-        return asked[0], architecture
+        if self._proposed:
+            self._enqueue(*self._proposed.pop(0))
+        with of_user(self._memory.sampler, "sampler"):
+            trial = self._memory.ask({**self._choices})
+        architecture = self._pool.canonical(choices_of(trial.params, self._pool))
+        self._asked[trial.number] = architecture
+        return trial, architecture
 
     def inform(
         self,
@@ -224,8 +209,6 @@ class Study:
             SettingError: there are earlier tasks, and the sampler has no use for them; see `uses_earlier_tasks`.
         """
         sampler, pool = self._memory.sampler, self._pool
-        if not self._consensus.is_first:
-            return
         if earlier_tasks and not self.uses_earlier_tasks:
             raise SettingError(f"{type(sampler).__name__} has no use for earlier tasks; choose sampler=gp_hamming")
         if not isinstance(sampler, GenotypeSampler):
