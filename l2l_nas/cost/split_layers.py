@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.divided import DividedPool
+from l2l_nas.eps.partition import DividedPool
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.measure import dry_run_in
 from l2l_nas.space.candidate import Specs

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.layout import Entry, Layout, packed
-from l2l_nas.eps.optimizers.groups import StateRules
+from l2l_nas.eps.optimizers.groups import PoolRules, StateRules
 from l2l_nas.eps.sums import BLOCK, num_blocks
 
 SMALL_BYTES = 64 * 1024  # of weights, up to which a state is whole on every rank
@@ -58,7 +58,7 @@ class RankPart:
 
 
 class Cut:
-    """The parts of one state.
+    """The parts of one state: a `Partition` into ranges of its parameters.
 
     Args:
         rules: of the whole state.
@@ -81,6 +81,33 @@ class Cut:
         self._wires: dict[torch.dtype, Wires] = {}
         # of the largest part; a collective takes the same from all ranks
         self.part_bytes = max(part.layout.parameter_bytes for part in self.parts)
+
+    def layout(self, rank: int) -> Layout:
+        """See `Partition`."""
+        return self.parts[rank].layout
+
+    @property
+    def whole_layout(self) -> Layout:
+        """See `Partition`."""
+        return self.rules.layout
+
+    def is_whole_on_all(self, name: str) -> bool:
+        """See `Partition`."""
+        return self.is_whole or all(entry.name != name for entry in self.rules.layout.parameters)
+
+    def take(self, name: str, tensor: Tensor, rank: int) -> Tensor | None:
+        """See `Partition`. A moment may have another shape than its weight, then its parameter has one owner."""
+        if self.is_whole_on_all(name):
+            return tensor
+        start, stop = self.parts[rank].range_of(name)
+        if start == stop:
+            return None
+        numel = next(entry.numel for entry in self.rules.layout.parameters if entry.name == name)
+        return tensor if (start, stop) == (0, numel) else tensor.reshape(-1)[start:stop]
+
+    def join(self, name: str, parts: Sequence[Tensor | None]) -> Tensor:
+        """See `Partition`; ranges follow each other in the order of ranks."""
+        return torch.cat([part.reshape(-1) for part in parts if part is not None])
 
     def wires(self, dtype: torch.dtype) -> Wires:
         """How the weights of all parts cross the link."""
@@ -199,3 +226,17 @@ def _shape(entry: Entry, within: Range) -> tuple[int, ...]:
 
 def _moment_entry(entry: Entry, parameter: Entry, shape: Sequence[int]) -> Entry:
     return entry if parameter.shape == tuple(shape) else replace(entry, shape=tuple(shape))
+
+
+class Cuts:
+    """The cut of each state of a pool."""
+
+    def __init__(self, rules: PoolRules, size: int) -> None:
+        self._rules = rules
+        self._size = size
+        self._cuts: dict[str, Cut] = {}
+
+    def of(self, key: str) -> Cut:
+        if key not in self._cuts:
+            self._cuts[key] = Cut(self._rules.of(key), self._size)
+        return self._cuts[key]

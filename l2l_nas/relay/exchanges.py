@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 
 from l2l_nas.eps.agreement import MESSAGE_BYTES
-from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.cut import Cuts
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.eps.layout import wire_layout_of
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import LABEL_BYTES, Cuts, ShardedServer
+from l2l_nas.eps.sharded import LABEL_BYTES, ShardedServer
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.schedule import COLLECTIVES
@@ -52,7 +52,7 @@ class Exchanges:
         self._cuts = server.cuts if isinstance(server, ShardedServer) else None
         # how many other ranks there are: with other mini-batches, in all, and with other parts of layers
         self._others, self._everyone = server.exchange.size - 1, server.world.size - 1
-        self._tensor = server.mesh.tensor.size - 1 if isinstance(server, DividedServer) else 0
+        self._tensor = server.tensor.size - 1
 
     def of_step(self, plan: Plan, layers: Sequence[Layer]) -> list[Message]:
         """Of a training step: first what ranks agree on, then what its plan asks for, then losses.

@@ -3,7 +3,7 @@
 [Note: many devices] Where several ranks share a step, these places exchange something with the others, in the order of
 the plan, and no other does: what each is about to do (`Relay._begin_training`), the least of all budgets
 (`Relay.memory_plan`), weights when a layer is loaded (`StateAccess.open`), buffers after a forward that changed them
-(`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox`, `DividedInbox`), and losses
+(`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox`), and losses
 (`TrainJob.require_finite_loss`). A check and an update exchange nothing.
 """
 

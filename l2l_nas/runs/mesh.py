@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.cost.device_bytes import PaperDevice
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
+from l2l_nas.eps.sharded import ShardedServer, server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay
@@ -110,7 +109,7 @@ class NetworkRanks:
 
         Raises:
             SpaceError: a layer whose candidate says how it is divided, but not among so many ranks.
-            SettingError: as `DividedServer`.
+            SettingError: as `ShardedServer`.
         """
         if self.tensor == 1:
             return server_of(pool, self.consensus.exchange, **options)
@@ -118,7 +117,7 @@ class NetworkRanks:
 
         grid = self.consensus.mesh(self.tensor)
         split = SplitPool(pool, grid.ranks, gather_logits=gather_logits, is_lenient=True)
-        return DividedServer(split, grid.mesh, **options)
+        return ShardedServer(split, grid.mesh, **options)
 
 
 def gathers_logits(problem: Problem) -> bool | None:
@@ -175,7 +174,7 @@ def paper_relay(relay: Relay, conf: SearchConf) -> Relay:
     first = SplitPool(split.whole, Ranks(Unjoined(0, tensor)), gather_logits=split.gathers_logits, is_lenient=True)
     data = relay.server.exchange.size
     ranks = Mesh(PaperRanks(data * tensor), PaperRanks(data) if data > 1 else Alone(), PaperRanks(tensor))
-    server = DividedServer(first, ranks, optimizer=relay.server.optimizer, seed=relay.server.seed)
+    server = ShardedServer(first, ranks, optimizer=relay.server.optimizer, seed=relay.server.seed)
     device = PaperDevice(relay.device.free_bytes() + relay.device_bytes)
     return build_relay(server, conf.relay, seed=relay.seed, device=device, chunks=conf.parallel.chunks)
 
@@ -190,7 +189,7 @@ def left_whole(server: ParamServer, architecture: Architecture | None = None) ->
 
 
 def _split_of(server: ParamServer) -> SplitPool | None:
-    if not isinstance(server, DividedServer):
+    if not isinstance(server, ShardedServer) or server.divided is None:
         return None
     from l2l_nas.parallel.split_pool import SplitPool
 
@@ -200,7 +199,7 @@ def _split_of(server: ParamServer) -> SplitPool | None:
 
 def mesh_of(server: ParamServer, architecture: Architecture | None = None) -> dict[str, Any]:
     """What a result says of its mesh; nothing where no ranks share layers."""
-    if not isinstance(server, DividedServer):
+    if not isinstance(server, ShardedServer) or server.divided is None:
         return {}
     sizes = {"data": server.mesh.data.size, "tensor": server.mesh.tensor.size}
     return {"mesh": {**sizes, "whole": list(left_whole(server, architecture))}}

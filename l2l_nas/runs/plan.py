@@ -11,10 +11,9 @@ from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import Prediction, StepTime
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Exchange, Mesh, PaperRanks
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.sharded import server_of
+from l2l_nas.eps.sharded import ShardedServer, server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.config import STASHES
 from l2l_nas.relay.interface import cut_sizes
@@ -151,7 +150,7 @@ class Planner:
         else:
             tensor = PaperRanks(self.mesh.tensor)
             ranks = Mesh(PaperRanks(self.data * self.mesh.tensor), data, tensor)
-            self._server = DividedServer(self._divided.pool, ranks, optimizer=optimizer, seed=0)
+            self._server = ShardedServer(self._divided.pool, ranks, optimizer=optimizer, seed=0)
 
     def _split(self, problem: Problem) -> PaperSplit:
         return PaperSplit(problem.pool, self.mesh.tensor, gather_logits=gathers_logits(problem))

@@ -13,8 +13,8 @@ from l2l_nas.cost.ranks import RankLink, summed_bytes
 from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.agreement import MESSAGE_BYTES
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
+from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.errors import SettingError
 from l2l_nas.space.split import Column, Row, Vocabulary
 
@@ -58,7 +58,7 @@ def test_a_rank_holds_and_computes_its_part_and_exchanges_what_a_ring_sums(sizes
     path = whole.architecture(["feedforward"] * DEPTH)
     divided = PaperSplit(whole, 2)
     mesh = Mesh(PaperRanks(2), Alone(), PaperRanks(2))
-    server = DividedServer(divided.pool, mesh, optimizer=AdamW(), seed=0)
+    server = ShardedServer(divided.pool, mesh, optimizer=AdamW(), seed=0)
     alone = StepTime(relay_of(ParamServer(whole, optimizer=AdamW(), seed=0)), sizes, PROFILES["h100"]).predict(path)
     one = StepTime(relay_of(server), sizes, PROFILES["h100"], divided=divided).predict(path)
     assert alone.exchanged_bytes == alone.simulation.exposed_s == alone.simulation.busy_s["net"] == 0

@@ -11,7 +11,7 @@ import torch
 from l2l_nas import AdamW, Clip, ParamServer, Relay
 from l2l_nas.eps import cut
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.eps.state import Part
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.visits import Visits
@@ -92,7 +92,7 @@ def trained(
         server = ParamServer(whole, **options)
     else:
         split = SplitPool(whole, grid.ranks, gather_logits=gathers)
-        server = DividedServer(split, grid.mesh, **options)
+        server = ShardedServer(split, grid.mesh, **options)
         task = task if gathers else SplitTokens(grid.ranks, TOKENS)
         grid.ranks.reducer.counts.clear()
     relay = Relay(

@@ -20,7 +20,6 @@ from l2l_nas.cost.ranks import summed_bytes
 from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps import cut
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Exchange, Mesh, ObservedExchange, PaperRanks
 from l2l_nas.eps.sharded import ShardedServer, server_of
 from l2l_nas.parallel.entry import run_ranked
@@ -123,7 +122,7 @@ def divided(world: World) -> dict[str, dict[str, float]]:
     grid.ranks._reducer = counter
     mesh = Mesh(grid.mesh.world, grid.mesh.data, tensor)
     options = {"slots": 2, "resident": None, "lanes": "inline"}
-    server = DividedServer(SplitPool(whole, grid.ranks), mesh, optimizer=AdamW(), seed=0)
+    server = ShardedServer(SplitPool(whole, grid.ranks), mesh, optimizer=AdamW(), seed=0)
     relay = Relay(server, device="cpu", **options)
     path = whole.architecture([position.candidates[0].name for position in whole.positions])
     observed = {id(one): one for one in (tensor, server.world)}
@@ -137,7 +136,7 @@ def divided(world: World) -> dict[str, dict[str, float]]:
         )  # fmt: skip
     relay.drain()
     split = PaperSplit(whole, 2)
-    alone = DividedServer(
+    alone = ShardedServer(
         split.pool, Mesh(PaperRanks(2), Alone(), PaperRanks(2, world.rank)), optimizer=AdamW(), seed=0
     )
     found = StepTime(

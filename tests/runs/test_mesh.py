@@ -8,8 +8,8 @@ import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Mesh, PaperRanks
+from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.parallel.collectives import Ranks, Unjoined
 from l2l_nas.parallel.split_pool import SplitPool
@@ -79,7 +79,7 @@ def costs_of(rank):
     split = SplitPool(pool, Ranks(Unjoined(rank, 2)), gather_logits=None, is_lenient=True)
     mesh = Mesh(PaperRanks(2, rank), tensor=PaperRanks(2, rank))
     conf = SearchConf(parallel=ParallelConf(tensor=2))
-    server = DividedServer(split, mesh, optimizer=AdamW(), seed=0)
+    server = ShardedServer(split, mesh, optimizer=AdamW(), seed=0)
     paper = paper_relay(build_relay(server, conf.relay, seed=0, device=Cpu()), conf)
     costs = build_costs(paper, (2, 2), build=lambda architecture: None, inputs=())
     architecture = pool.architecture([position.candidates[0].name for position in pool.positions])
@@ -100,7 +100,7 @@ def test_layers_that_ranks_cannot_divide_are_refused_where_they_are_used():
     pool = space("gpt2", heads=4)  # its candidates of two heads divide among two ranks alone
     split = SplitPool(pool, Ranks(Unjoined(0, 4)), is_lenient=True)
     mesh = Mesh(PaperRanks(4, 0), tensor=PaperRanks(4, 0))
-    server = DividedServer(split, mesh, optimizer=AdamW(), seed=0)
+    server = ShardedServer(split, mesh, optimizer=AdamW(), seed=0)
     candidates = [[one.name for one in position.candidates] for position in pool.positions]
     fewer = pool.architecture(["heads_2" if "heads_2" in names else names[0] for names in candidates])
     others = pool.architecture([next(name for name in names if name != "heads_2") for names in candidates])

@@ -11,13 +11,13 @@ import torch
 
 from l2l_nas import SGD, AdamW, Group, Groups, Muon, ParamServer, plain_module
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Mesh
 from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
 from l2l_nas.eps.identity import fingerprint, space_of
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.rules import Adafactor
 from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.parallel.collectives import Ranks, Unjoined
@@ -72,7 +72,7 @@ def on_threads(size, pool, work, optimizer=None):
 
 def server_of(exchange, pool, optimizer=None):
     split = SplitPool(pool, Ranks(Unjoined(exchange.rank, exchange.size)))
-    return DividedServer(split, Mesh(exchange, tensor=exchange), optimizer=optimizer or AdamW(), seed=5)
+    return ShardedServer(split, Mesh(exchange, tensor=exchange), optimizer=optimizer or AdamW(), seed=5)
 
 
 def filled(pool):
@@ -171,7 +171,7 @@ class Told:
 def added(rank, number, value=1.0, **clip):
     """A server of a rank whose gradients all have a value, where the other rank tells of a number."""
     split = SplitPool(space("gpt2"), Ranks(Unjoined(rank, 2)))
-    server = DividedServer(split, Mesh(tensor=Told(rank, number)), optimizer=SGD(momentum=0.0), seed=5)
+    server = ShardedServer(split, Mesh(tensor=Told(rank, number)), optimizer=SGD(momentum=0.0), seed=5)
     server.gradients.has_block_norms = True
     server.prepare([KEY])
     add(server, value)
