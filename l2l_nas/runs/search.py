@@ -14,8 +14,8 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
-from l2l_nas.nas.evaluation.evaluator import InlineExecutor, population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
+from l2l_nas.nas.evaluation.inline import InlineExecutor, population_size
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated
 from l2l_nas.nas.samplers.registry import check_sampler

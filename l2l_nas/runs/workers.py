@@ -12,8 +12,8 @@ from functools import partial
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
-from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
+from l2l_nas.nas.evaluation.inline import population_size
 from l2l_nas.nas.evaluation.remote import Message, Workplace, pickled
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made

@@ -15,7 +15,8 @@ from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import NeverStop
-from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, population_size
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.inline import InlineExecutor, population_size
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext

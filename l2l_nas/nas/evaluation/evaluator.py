@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import shlex
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,8 +19,8 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, SpaceError, TrialError, failure_of
+from l2l_nas.nas.evaluation.provenance import WeightProvenance
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.relay.interface import bytes_of
@@ -396,45 +394,6 @@ class Evaluator:
             self._relay.use(self._server)
 
 
-class InlineExecutor:
-    """This process: segments one after the other, or a population in one pass, where trials only score.
-
-    Args:
-        evaluator: does the work.
-        size: how many trials are scored together.
-        poll: asked between two steps of a network on weights of its own, which may be dropped at any of them.
-    """
-
-    def __init__(self, evaluator: Evaluator, *, size: int, poll: Callable[[], None]) -> None:
-        self.size = size
-        self._evaluator = evaluator
-        self._poll = poll
-        self._waiting: deque[tuple[Segment, AfterStep | None]] = deque()
-
-    def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
-        """See `SegmentExecutor`."""
-        self._waiting.append((segment, after_step))
-
-    def finished(self) -> list[tuple[Segment, SegmentResult]]:
-        """See `SegmentExecutor`: the first that waits, or all that only score."""
-        waiting = self._waiting
-        if len(waiting) > 1 and all(segment.only_scores for segment, _ in waiting):
-            scored = [segment for segment, _ in waiting]
-            waiting.clear()
-            return list(zip(scored, self._evaluator.run_together(scored), strict=True))
-        if not waiting:
-            return []
-        segment, after_step = waiting.popleft()
-        return [(segment, self._evaluator.run(segment, after_step=after_step, poll=self._poll))]
-
-
-def population_size(server: ParamServer, budget: Budget) -> int:
-    """How many trials are evaluated in one pass: more than one where none changes what another sees."""
-    reads_only = budget.steps_per_trial == 0
-    has_buffers = any(server.layout(key).buffers for key in server.pool.states)
-    return budget.population if reads_only and not has_buffers else 1
-
-
 def sample_of(split: Samples, *, seed: int) -> Samples:
     """At most 1,024 random samples: enough to compare trials on their way, whatever the size of a data set.
 
@@ -464,44 +423,3 @@ def _leave_out(error: SpaceError, pool: LayerPool) -> str:
     places = [one.name for one in pool.positions if error.candidate in [c.name for c in one.candidates]]
     cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
     return f"leave it out, and go on with: resume=FOLDER {shlex.quote(f'search.retire=[{cell}]')}"
-
-
-class WeightProvenance:
-    """Tells which version of each layer state an architecture is scored with.
-
-    A checksum of weights is taken when they have changed since the last one; that reads them once.
-    """
-
-    def __init__(self) -> None:
-        self._checksums: dict[str, tuple[int, str]] = {}  # version and checksum of a state, by key
-
-    def entry(self, kind: str, server: ParamServer, architecture: Architecture) -> dict[str, Any]:
-        """What to keep with a trial, as JSON.
-
-        Args:
-            kind: a key of `START_WEIGHTS`.
-            server: the weights it is scored with.
-
-        Returns:
-            `kind`, and for every state of the path, in the order of `path_states`, how many updates it has had
-            (`visits`) and the CRC-32 of its weights (`crc32`, eight hexadecimal digits each, in one string): after a
-            crash, visits are counted again from the last save, with other weights.
-
-        Raises:
-            NonFiniteError: an update under way had a gradient that is not finite.
-        """
-        server.drain()
-        keys = path_states(server.pool, architecture)
-        server.prepare(keys)
-        visits, checksums = [], []
-        for key in keys:
-            with server.storage.reading(key, Part.BUFFERS) as state:
-                visits.append(state.visits)
-                version = state.version
-            known = self._checksums.get(key)
-            if known is None or known[0] != version:
-                with server.all_gather(key, Part.WEIGHTS) as state:
-                    known = version, f"{zlib.crc32(state.weights.numpy().data):08x}"
-                self._checksums[key] = known
-            checksums.append(known[1])
-        return {"kind": kind, "visits": visits, "crc32": "".join(checksums)}

@@ -12,7 +12,7 @@ import torch
 from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
-from l2l_nas.nas.evaluation.evaluator import InlineExecutor
+from l2l_nas.nas.evaluation.inline import InlineExecutor
 from l2l_nas.nas.strategies.block_speed import MEASURED_STEPS, block_seconds
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext

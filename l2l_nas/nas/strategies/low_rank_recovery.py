@@ -8,7 +8,7 @@ from dataclasses import replace
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.evaluator import InlineExecutor
+from l2l_nas.nas.evaluation.inline import InlineExecutor
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.block_training import relays_like
 from l2l_nas.nas.strategies.budget import Budget

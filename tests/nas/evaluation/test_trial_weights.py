@@ -13,7 +13,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.scale import LossScale
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.evaluator import WeightProvenance
+from l2l_nas.nas.evaluation.provenance import WeightProvenance
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, check_trial_weights
 from l2l_nas.training.task import Classification
 from tests.nas.problems import pool_of
