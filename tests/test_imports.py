@@ -69,6 +69,30 @@ def test_a_module_imports_only_its_own_room_and_lower_ones(path):
         assert room_of(name) == own or LEVEL[room_of(name)] < LEVEL[own], f"{own} may not import {name}"
 
 
+def test_no_files_import_each_other_in_a_circle():
+    """Imports for types alone count, too: whoever reads one file of a circle must read all."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SOURCES}
+    paths = {name: path for name, path in paths.items() if not name.endswith("__init__")}  # the package's face
+    wanted = {
+        name: {one for one in _modules(ast.parse(path.read_text())) if one in paths} for name, path in paths.items()
+    }
+    while ends := [name for name, others in wanted.items() if not others & wanted.keys()]:
+        for name in ends:
+            del wanted[name]
+    assert sorted(wanted) == []
+
+
+def _modules(tree: ast.AST) -> set[str]:
+    """Full names of all modules that are imported, and of what is imported from them."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
 def test_every_room_is_in_the_table():
     packages = {path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py") for path in SOURCES}
     assert packages - {"__init__"} <= set(LEVEL)

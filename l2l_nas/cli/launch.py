@@ -23,7 +23,7 @@ import l2l_nas
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.cli.words import check_words, hydra_line, is_of_hydra, is_sweep, read_words
 from l2l_nas.errors import L2LError, RankError, SettingError, Stopped, one_line, what_raised
-from l2l_nas.runs.terminal import explain, is_explained
+from l2l_nas.runs.terminal import explain, is_explained, report
 
 if TYPE_CHECKING:
     from l2l_nas.runs.ranks import RunRanks
@@ -125,9 +125,3 @@ def _leave(number: int, frame: FrameType | None) -> None:
     """End at once: an exception in the middle of importing a C library comes out as some other error."""
     os.write(2, b"stopped\n")
     os._exit(130)
-
-
-def report(message: str) -> int:
-    """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + one_line(message), file=sys.stderr)
-    return 2

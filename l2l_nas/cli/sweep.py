@@ -22,7 +22,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.compose import prepared, settle_folder, without_hydra
-from l2l_nas.cli.launch import report
 from l2l_nas.errors import L2LError, SettingError, Stopped, described, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, read_bytes, write_atomically, write_json
 from l2l_nas.report.comparison import Comparison
@@ -33,7 +32,7 @@ from l2l_nas.runs.folder import RUN_NAMES, SWEEP_NAMES, RunFolder, locked, refus
 from l2l_nas.runs.resume import is_over, refuse_other_settings
 from l2l_nas.runs.saved import SavedRun, compared
 from l2l_nas.runs.settings import PLACES
-from l2l_nas.runs.terminal import explain, open_terminal
+from l2l_nas.runs.terminal import explain, open_terminal, report
 
 _ERROR_FILE = "error.txt"  # in the folder of a run that failed: why, in its first line, and where that came from
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +20,19 @@ from l2l_nas.eps.layout import align
 from l2l_nas.relay.pinned import PinnedBlocks
 from l2l_nas.space.randomness import generators_of
 
-if TYPE_CHECKING:
-    from l2l_nas.relay.device import Capture
+
+class Capture(Protocol):
+    """Records what work launches, without running it."""
+
+    def __call__(self, work: Callable[[], None], place: int) -> Callable[[], None]:
+        """Give a function that runs all of the work again, on the current stream and on the very same memory.
+
+        Args:
+            work: issues to the device from this thread, and from autograd's; it reads nothing back.
+            place: recordings of one place share the memory that their work allocates: to run one may change what
+                others of the place left there, but for what is still referred to. A backward refers to what its forward
+                left, so that it must run before any other of the place.
+        """
 
 
 class Accelerator:

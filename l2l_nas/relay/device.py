@@ -14,21 +14,7 @@ from l2l_nas.arguments import shown
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.accelerator import Accelerator, Cuda
-
-
-class Capture(Protocol):
-    """Records what work launches, without running it."""
-
-    def __call__(self, work: Callable[[], None], place: int) -> Callable[[], None]:
-        """Give a function that runs all of the work again, on the current stream and on the very same memory.
-
-        Args:
-            work: issues to the device from this thread, and from autograd's; it reads nothing back.
-            place: recordings of one place share the memory that their work allocates: to run one may change what
-                others of the place left there, but for what is still referred to. A backward refers to what its forward
-                left, so that it must run before any other of the place.
-        """
+from l2l_nas.relay.accelerator import Accelerator, Capture, Cuda
 
 
 class Device(Protocol):

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import is_out_of_memory, what_raised
-from l2l_nas.relay.device import Capture, Device
+from l2l_nas.relay.accelerator import Capture
+from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses

@@ -41,6 +41,7 @@ from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
+from l2l_nas.runs.log import Log
 from l2l_nas.runs.mesh import mesh_of
 from l2l_nas.runs.numbers import is_from_scratch
 from l2l_nas.runs.origin import (
@@ -54,7 +55,6 @@ from l2l_nas.runs.origin import (
     write_architecture,
 )
 from l2l_nas.runs.page import LivePage
-from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.shapes import check_shapes

@@ -28,7 +28,7 @@ from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.folder_settings import above, read_settings, typeable
 from l2l_nas.runs.groups import deviating
-from l2l_nas.runs.progress import Log
+from l2l_nas.runs.log import Log
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.runs.terminal import warn
 

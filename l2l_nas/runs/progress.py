@@ -1,35 +1,29 @@
-"""The live line of a run, and its log."""
+"""The live line of a run."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from l2l_nas.errors import StorageError, one_line, without_passwords
-from l2l_nas.files import named_failures, read_bytes
+from l2l_nas.errors import one_line, without_passwords
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.ledger import Ledger
+from l2l_nas.runs.log import Log
+from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.terminal import warn
 from l2l_nas.training.lead import Lead, Solo
-
-if TYPE_CHECKING:
-    from l2l_nas.runs.page import LivePage
 
 # what a phase counts, if not steps
 _NOUNS = {"search": "trial", "blocks": "block", "scores": "block", "networks": "network", "pairs": "pair"}
@@ -40,47 +34,6 @@ _BEFORE_TRIALS = {
 }  # fmt: skip
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
-
-
-class Log:
-    """`log.jsonl`: one event a line, appended and flushed. A line cut off by a crash does not hurt the next."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: TextIO | None = None
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Append an event.
-
-        Raises:
-            StorageError: it could not be written.
-        """
-        with named_failures(self._path):
-            if self._file is None:
-                self._file = self._open()
-            elif not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
-                # what is written into another file would be lost
-                raise StorageError(f"{self._path}: it was deleted or moved while the run was at work in its folder")
-            self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
-            self._file.flush()
-
-    def _open(self) -> TextIO:
-        before = read_bytes(self._path) if self._path.exists() else b""  # which refuses a pipe
-        file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
-        if before and not before.endswith(b"\n"):
-            file.write("\n")
-        return file
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether this process has written an event."""
-        return self._file is not None
-
-    def close(self) -> None:
-        """Close the file; what cannot be flushed was reported before."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
 
 
 class StopSignals:

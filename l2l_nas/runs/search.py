@@ -33,12 +33,13 @@ from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
 from l2l_nas.runs.learn_from import write_tasks
 from l2l_nas.runs.locate import compare_published
+from l2l_nas.runs.log import Log
 from l2l_nas.runs.mesh import left_whole
 from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
 from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
-from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.progress import Display
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import SearchConf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -56,3 +57,9 @@ def explain(error: Exception) -> str:
 def is_explained(error: Exception) -> bool:
     """Whether `explain` can tell; another one is a mistake of this program."""
     return isinstance(error, L2LError | OSError | RecursionError) or is_out_of_memory(error)
+
+
+def report(message: str) -> int:
+    """Print an error as one line; returns the exit code of bad input."""
+    print("error: " + one_line(message), file=sys.stderr)
+    return 2

@@ -29,6 +29,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import compare_published, load_problem
+from l2l_nas.runs.log import Log
 from l2l_nas.runs.mesh import left_whole, mesh_of, refuse_undivided
 from l2l_nas.runs.origin import (
     NO_TEST,
@@ -41,7 +42,7 @@ from l2l_nas.runs.origin import (
     write_architecture,
     write_trace,
 )
-from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.progress import Display
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_training, refuse_start, training_start
 from l2l_nas.runs.saved import (

@@ -139,11 +139,11 @@ class Place:
 
     def trial(self, *names: str, ordinal: int = 0) -> Segment:
         architecture = self.pool.architecture(["linear", *names, "linear"])
-        return Segment.of_trial(architecture, ordinal, self.spend, done=0, server=None)
+        return self.spend.trial_segment(architecture, ordinal)
 
     def finalist(self, index: int, *names: str) -> Segment:
         architecture = self.pool.architecture(["linear", *names, "linear"])
-        return Segment.of_finalist(architecture, index, self.spend, spend=self.spend.rounds[0])
+        return self.spend.finalist_segment(architecture, index, spend=self.spend.rounds[0])
 
 
 def all_done(executor: FuturesExecutor) -> list[tuple[Segment, SegmentResult]]:

@@ -13,7 +13,7 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Cost, Costs, Limit
 from l2l_nas.errors import MetricError, TrialError, UserCodeError
-from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.training.task import Classification
 from tests.nas.problems import Act, budget, change_finalists, pool_of, search_on
@@ -74,7 +74,7 @@ def test_a_candidate_that_raises_fails_its_trials_with_the_reason_and_the_search
 
 
 def trial(evaluator, architecture, ordinal):
-    return evaluator.run(Segment.of_trial(architecture, ordinal, budget(warmup_steps=0), done=0, server=None))
+    return evaluator.run(budget(warmup_steps=0).trial_segment(architecture, ordinal))
 
 
 @pytest.mark.parametrize("how", ["forward", "memory"])

@@ -11,7 +11,8 @@ from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs import progress
-from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.log import Log
+from l2l_nas.runs.progress import Display
 from tests.nas.problems import budget
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
@@ -18,9 +18,6 @@ from l2l_nas.errors import L2LError, SettingError, did_you_mean
 from l2l_nas.nas.evaluation.stage_score import StageScore, score_steps, stage_score
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score
-
-if TYPE_CHECKING:
-    from l2l_nas.nas.strategies.budget import Budget, Round
 
 AfterStep = Callable[[float], None]  # called with the loss of a step
 
@@ -102,65 +99,6 @@ class Segment:
     def only_scores(self) -> bool:
         """Whether it scores the shared weights as they are."""
         return self.weights == "shared" and self.server is None and not self.steps
-
-    @classmethod
-    def of_trial(
-        cls,
-        architecture: Architecture,
-        ordinal: int,
-        budget: Budget,
-        *,
-        done: int = 0,
-        server: ParamServer | None = None,
-    ) -> Segment:
-        """The next segment of a trial: to its next rung, or to its end.
-
-        Args:
-            ordinal: how many trials came before; it decides the numbers of the steps.
-            done: steps that the trial has had.
-            server: weights that it goes on with.
-        """
-        end = next((rung for rung in budget.rungs if rung > done), budget.steps_per_trial)
-        first = 0 if budget.is_raced else budget.warmup_steps + ordinal * budget.steps_per_trial
-        is_shared = budget.trial_weights == "shared"
-        total = budget.finalist_steps if budget.is_raced else budget.steps_per_trial
-        is_last = end == budget.steps_per_trial
-        return cls(
-            f"the trial of architecture {architecture.digest}",
-            architecture,
-            budget.trial_weights,
-            first + done,
-            end - done,
-            budget.learning_rate,
-            done=first + done if is_shared else done,
-            total=budget.shared_steps if is_shared else total,
-            scored_on=ScoredOn.VALIDATION if is_last else ScoredOn.SAMPLE,
-            server=server,
-            keeps_weights=budget.is_raced or not is_last,
-        )
-
-    @classmethod
-    def of_finalist(
-        cls, architecture: Architecture, index: int, budget: Budget, *, spend: Round, done: int = 0
-    ) -> Segment:
-        """A finalist's training in a round.
-
-        Args:
-            index: among those of the round.
-            done: steps that it had before.
-        """
-        return cls(
-            f"finalist {index + 1}",
-            architecture,
-            "fork" if budget.trial_weights == "shared" else budget.trial_weights,
-            # in a race all networks have the same steps: those of its trial go on
-            done if budget.is_raced else spend.start + index * spend.steps,
-            spend.steps,
-            budget.finalist_learning_rate,
-            done=done,
-            total=budget.finalist_steps,
-            scored_on=ScoredOn.TEST if spend.is_last else ScoredOn.ERRORS,
-        )
 
 
 @dataclass(frozen=True)

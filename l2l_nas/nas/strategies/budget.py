@@ -6,10 +6,12 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop
-from l2l_nas.nas.evaluation.segment import check_trial_weights
+from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, check_trial_weights
 from l2l_nas.nas.evaluation.stage_score import score_steps
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.schedule import Cosine, MakeSchedule
 
 BASELINES = ("none", "random")
@@ -221,3 +223,57 @@ class Budget(Division):
     @property
     def shared_steps(self) -> int:
         return self.warmup_steps if self.trial_weights != "shared" else self.steps_before_finalists
+
+    def trial_segment(
+        self,
+        architecture: Architecture,
+        ordinal: int,
+        *,
+        done: int = 0,
+        server: ParamServer | None = None,
+    ) -> Segment:
+        """The next segment of a trial: to its next rung, or to its end.
+
+        Args:
+            ordinal: how many trials came before; it decides the numbers of the steps.
+            done: steps that the trial has had.
+            server: weights that it goes on with.
+        """
+        end = next((rung for rung in self.rungs if rung > done), self.steps_per_trial)
+        first = 0 if self.is_raced else self.warmup_steps + ordinal * self.steps_per_trial
+        is_shared = self.trial_weights == "shared"
+        total = self.finalist_steps if self.is_raced else self.steps_per_trial
+        is_last = end == self.steps_per_trial
+        return Segment(
+            f"the trial of architecture {architecture.digest}",
+            architecture,
+            self.trial_weights,
+            first + done,
+            end - done,
+            self.learning_rate,
+            done=first + done if is_shared else done,
+            total=self.shared_steps if is_shared else total,
+            scored_on=ScoredOn.VALIDATION if is_last else ScoredOn.SAMPLE,
+            server=server,
+            keeps_weights=self.is_raced or not is_last,
+        )
+
+    def finalist_segment(self, architecture: Architecture, index: int, *, spend: Round, done: int = 0) -> Segment:
+        """A finalist's training in a round.
+
+        Args:
+            index: among those of the round.
+            done: steps that it had before.
+        """
+        return Segment(
+            f"finalist {index + 1}",
+            architecture,
+            "fork" if self.trial_weights == "shared" else self.trial_weights,
+            # in a race all networks have the same steps: those of its trial go on
+            done if self.is_raced else spend.start + index * spend.steps,
+            spend.steps,
+            self.finalist_learning_rate,
+            done=done,
+            total=self.finalist_steps,
+            scored_on=ScoredOn.TEST if spend.is_last else ScoredOn.ERRORS,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from l2l_nas.cost.table import Costs, in_order, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
@@ -17,10 +17,10 @@ from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
+from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
-from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size
 from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.study import Study
@@ -32,10 +32,17 @@ from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.weights import SharedWeights
 
-if TYPE_CHECKING:
-    from l2l_nas.nas.strategies.random_search import Baseline
-
 _DRAWS = 1000
+
+
+class StatefulPhase(Protocol):
+    """What is kept of a phase: see `Phase`."""
+
+    def state(self, search: Any) -> Mapping[str, Any]:
+        """How far it is."""
+
+    def results(self, search: Any) -> Mapping[str, Any]:
+        """What it found."""
 
 
 @dataclass(kw_only=True)
@@ -123,8 +130,8 @@ class SearchContext(SearchComponents):
     baseline: Baseline | None = field(default=None, init=False)
     sizes: tuple[Size, ...] = field(default=(), init=False)
     of_sizes: Mapping[str, Finalist] = field(default_factory=dict, init=False)
-    phases: tuple[Phase, ...] = field(default=(), init=False)
-    over: list[Phase] = field(default_factory=list, init=False)
+    phases: tuple[StatefulPhase, ...] = field(default=(), init=False)
+    over: list[StatefulPhase] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.server = self.relay.server  # the relay itself may be at a copy

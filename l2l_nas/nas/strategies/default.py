@@ -45,12 +45,14 @@ class Search:
     """Runs phases, one after the other.
 
     Attributes:
+        phases: in order.
         phase: that runs.
     """
 
     def __init__(self, context: SearchContext, phases: Sequence[Phase] | None = None) -> None:
         self.context = context
-        self.context.phases = tuple(default_phases() if phases is None else phases)
+        self.phases = tuple(default_phases() if phases is None else phases)
+        self.context.phases = self.phases
         self.phase: Phase | None = None
 
     def restore(self) -> None:
@@ -65,7 +67,7 @@ class Search:
         extra = search.weights.load(search.checkpoint)
         try:
             search.coverage.load(extra.get("coverage", {}))
-            for phase in search.phases:
+            for phase in self.phases:
                 phase.restore(search, extra)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(
@@ -92,7 +94,7 @@ class Search:
         """
         search = self.context
         try:
-            for phase in search.phases:
+            for phase in self.phases:
                 self.phase = phase
                 search.ledger.begin(type(phase).__name__)
                 try:

@@ -17,7 +17,7 @@ from typing import Any
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, one_line
 from l2l_nas.nas.callback import Callback, Numbers
-from l2l_nas.nas.evaluation.segment import Segment, SegmentResult, run_all
+from l2l_nas.nas.evaluation.segment import SegmentResult, run_all
 from l2l_nas.nas.objectives import TrialRecord, counts, ranked
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.context import SearchContext
@@ -217,7 +217,7 @@ class Rounds:
         reasons: dict[int, str] = {}
         last: L2LError | None = None  # the others would hold weights and moments of what raised them
         segments = (
-            Segment.of_finalist(one.architecture, index, self._budget, spend=spend, done=one.steps)
+            self._budget.finalist_segment(one.architecture, index, spend=spend, done=one.steps)
             for index, one in enumerate(going)
         )
         numbers = [  # what lacks its weights does again what was done

@@ -9,61 +9,22 @@ what Li and Talwalkar show (Random search and reproducibility for neural archite
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from l2l_nas.errors import one_line
 from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.evaluation.segment import Segment, SegmentExecutor, run_all
-from l2l_nas.nas.evaluation.stage_score import StageScore, compared_by
+from l2l_nas.nas.evaluation.stage_score import StageScore
 from l2l_nas.nas.objectives import Goal, comparison
+from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Counted
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.score import Score, by_part
+from l2l_nas.training.score import Score
 
 _SEED = 1_000_003  # far from those of other runs
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """The best of a random search.
-
-    Args:
-        networks: how many were to be trained.
-        total_steps: of all of them.
-        steps: of the best.
-        architecture: of the best on the validation part.
-        stage_score: what it was compared with the others by, as finalists are.
-        failed: why others could not be trained, by architecture.
-        search_steps: that the search took: more, where the space has no more networks.
-    """
-
-    networks: int
-    total_steps: int
-    steps: int
-    architecture: Architecture
-    scores: Mapping[str, Score]
-    costs: Mapping[str, float]
-    stage_score: StageScore | None = None
-    failed: Mapping[Architecture, str] = field(default_factory=dict)
-    search_steps: int = 0
-
-    def entry(self) -> dict[str, Any]:
-        return {
-            "kind": "random",
-            "networks": self.networks,
-            "total_steps": self.total_steps,
-            "search_steps": self.search_steps,
-            "steps": self.steps,
-            "architecture": list(self.architecture.choices),
-            **by_part(self.scores),
-            **compared_by(self.stage_score),
-            "costs": dict(self.costs),
-            "failed": [{"architecture": list(one.choices), "reason": reason} for one, reason in self.failed.items()],
-        }
 
 
 class RandomSearch(Phase):

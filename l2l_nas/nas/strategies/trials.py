@@ -16,7 +16,7 @@ from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, TrialError, failure_of, of_user, one_line
 from l2l_nas.nas.callback import Numbers
-from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
@@ -118,7 +118,7 @@ class TrialLoop:
                 self._finish(begun, State.FAILED, SegmentResult(error=failure_of(error)))
             else:
                 running[architecture] = begun
-                segment = Segment.of_trial(architecture, begun.ordinal, budget)
+                segment = budget.trial_segment(architecture, begun.ordinal)
                 search.executor.submit(segment, after_step=begun.losses.append)
 
     def _record(self) -> None:
@@ -138,9 +138,7 @@ class TrialLoop:
                 trial.steps += segment.steps
                 stopped = self._stop_reason(trial, result.metrics)
                 if stopped is None:
-                    further = Segment.of_trial(
-                        architecture, trial.ordinal, budget, done=trial.steps, server=result.server
-                    )
+                    further = budget.trial_segment(architecture, trial.ordinal, done=trial.steps, server=result.server)
                     search.executor.submit(further, after_step=trial.losses.append)
                     continue
                 state, reason = State.STOPPED, stopped

@@ -8,7 +8,6 @@ import pytest
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.objectives import counts
 from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Batches
@@ -36,7 +35,7 @@ def test_a_trial_notes_the_weights_it_is_scored_with(monkeypatch, names):
 
     monkeypatch.setattr(Trainer, "score_population", score)
     evaluator = evaluator_on(ParamServer(pool, optimizer=AdamW(), seed=0))
-    result = evaluator.run(Segment.of_trial(path, 0, budget(), done=0, server=None))
+    result = evaluator.run(budget().trial_segment(path, 0))
     assert result.error is None
     assert result.provenance["crc32"] == used[0]
     assert result.provenance["visits"] == [2, 2, 2, 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from l2l_nas.errors import L2LError, NonFiniteError
-from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist, order
 from l2l_nas.nas.study.study import Study
@@ -82,7 +82,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
         for place, index in enumerate(going):
             one = chosen[index].architecture
             segment = replace(
-                Segment.of_finalist(one, place, search.context.budget, spend=spend, done=done[index]),
+                search.context.budget.finalist_segment(one, place, spend=spend, done=done[index]),
                 server=servers.get(index),
             )
             assert segment.start == spend.start + place * spend.steps
