@@ -14,7 +14,7 @@ import l2l_nas
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
     {"errors"}, {"arguments"}, {"files"}, {"contents"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"},
-    {"cost"}, {"layers"}, {"training"}, {"text"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"},
+    {"cost"}, {"layers"}, {"training"}, {"text"}, {"nas"}, {"compress"}, {"report"}, {"runs"}, {"testing"},
     {"cli"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}

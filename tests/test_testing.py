@@ -15,6 +15,7 @@ from torch import nn
 
 import l2l_nas
 from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Problem, Relay, TensorSpec, testing
+from l2l_nas.compress.blockwise import STRATEGIES
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
@@ -22,7 +23,6 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.layers import Embedding, Heads, LinearAttention, SelfAttention, StateHeads, StateSpace
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
-from l2l_nas.nas.strategies.default import STRATEGIES
 from l2l_nas.testing.problems import small_data, small_pool
 from l2l_nas.training.schedule import SCHEDULES
 from tests.cli.runs import ROOT

@@ -19,7 +19,7 @@ _PRELOAD = (
     *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "generate", "plan")),
     *("l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
-    *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "PIL.Image", "l2l_nas.pretrained.pool"),
+    *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "PIL.Image", "l2l_nas.compress.pool"),
 )
 _MEMORY_BYTES = 16 << 30
 FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where folders of cases are made

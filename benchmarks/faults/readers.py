@@ -31,10 +31,10 @@ import torch
 from benchmarks.faults import damage, forks
 from benchmarks.options import at_least
 from l2l_nas import Data, plain_module
+from l2l_nas.compress.pool import PublishedPool, published_pool
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
 from l2l_nas.files import check_yaml, write_json
-from l2l_nas.pretrained.pool import PublishedPool, published_pool
 from l2l_nas.text.cloze import read_passages
 from l2l_nas.text.documents import read_documents
 from l2l_nas.text.token_file import token_file
@@ -50,7 +50,7 @@ TEXT = "some words of a text that a model reads, abc ab ab cab\n" * 12
 
 
 def _tensors() -> dict[str, torch.Tensor]:
-    from l2l_nas.pretrained.families import family_of
+    from l2l_nas.compress.families import family_of
 
     generator = torch.Generator().manual_seed(0)
     shapes = family_of(CONFIG).shapes

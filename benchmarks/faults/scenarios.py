@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.faults import forks
+from l2l_nas.compress.families import family_of
 from l2l_nas.files import read_json, write_json
 from l2l_nas.nas.study.reading import read_study
-from l2l_nas.pretrained.families import family_of
 from tests.cli.runs import events, write_pool
 
 WHOLE = "whole"  # the folder of the run that nothing interrupts

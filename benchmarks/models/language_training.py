@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Batches, ParamServer, Relay, Tokens
+from l2l_nas.compress.families import family_of
 from l2l_nas.files import write_json
-from l2l_nas.pretrained.families import family_of
 from l2l_nas.text.data import TextForm, text_data
 from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.export import build_network

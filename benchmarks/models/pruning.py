@@ -44,9 +44,9 @@ from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain
 from benchmarks.models.pruning_table import name_of, perplexity, table
 from benchmarks.options import at_least
 from benchmarks.timing import machine
+from l2l_nas.compress.pool import open_published
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json, write_json
-from l2l_nas.pretrained.pool import open_published
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.saved import load_found
 from l2l_nas.runs.section_settings import DataConf

@@ -21,8 +21,8 @@ from benchmarks import RESULTS
 from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import SGD, ParamServer, Relay
+from l2l_nas.compress.pool import open_published, published_pool
 from l2l_nas.files import write_json
-from l2l_nas.pretrained.pool import open_published, published_pool
 from l2l_nas.text.cloze import Passage, lambada, read_passages
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Split

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from l2l_nas.compress.block_training import DistilBlocks
+from l2l_nas.compress.blockwise import STRATEGIES
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
@@ -29,7 +31,6 @@ from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
-from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget, Division
 from l2l_nas.nas.strategies.context import SearchComponents
 from l2l_nas.nas.strategies.default import RANDOM, build_phases
@@ -325,7 +326,7 @@ def _problem_and_server(
 
 def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Phase]:
     """Those of the strategy; what they, and the sampler, cannot do is refused."""
-    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
+    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy, STRATEGIES)
     if objects.sampler is None:  # built when it is known how much is done
         build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
     for phase in phases:

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.compress.pool import is_published
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
 from l2l_nas.plugins import is_given, is_own
-from l2l_nas.pretrained.pool import is_published
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import is_object, spell
 from l2l_nas.runs.fields import Declared, FromFolder, declared, value_of

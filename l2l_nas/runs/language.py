@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from l2l_nas.compress.pool import PublishedPool, is_published, published_pool
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.pretrained.pool import PublishedPool, is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from l2l_nas.compress.coded_family import model_of
+from l2l_nas.compress.pool import PublishedPool, is_published, open_published, published_pool
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
-from l2l_nas.pretrained.coded_family import model_of
-from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.space.pool import LayerPool

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 
+from l2l_nas.compress.block_division import apart, fitted_apart
+from l2l_nas.compress.block_scores import ScoreBlocks
+from l2l_nas.compress.block_training import DistilBlocks
+from l2l_nas.compress.blockwise import BLOCKWISE
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
-from l2l_nas.nas.strategies.block_division import apart, fitted_apart
-from l2l_nas.nas.strategies.block_scores import ScoreBlocks
-from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget, Division, halved
-from l2l_nas.nas.strategies.default import BLOCKWISE
 from l2l_nas.nas.strategies.division import division, fitted, in_trainings, parse_time
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed
 from l2l_nas.nas.strategies.phase import Phase

@@ -64,7 +64,7 @@ class HuggingFaceFiles(Protocol):
 class HuggingFace(Format):
     """A folder that `transformers` loads: `config.json`, `model.safetensors`, the tokenizer, and the like.
 
-    The pool knows how (`PublishedPool.hugging_face`, in `l2l_nas.pretrained`): which config the found network has, and
+    The pool knows how (`PublishedPool.hugging_face`, in `l2l_nas.compress`): which config the found network has, and
     which published tensor each of its parameters is. A network that no family has comes with its own code.
     """
 

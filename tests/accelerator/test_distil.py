@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Architecture, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.compress.imitation import BlockDistillation, BlockSettings
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.training.imitation import BlockDistillation, BlockSettings
 
 VOCABULARY, LENGTH, WIDTH = 4096, 8, 16
 

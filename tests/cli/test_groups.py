@@ -13,10 +13,11 @@ from hydra.core.hydra_config import HydraConfig
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register
+from l2l_nas.compress.blockwise import STRATEGIES
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
 from l2l_nas.nas.evaluation.engines import ENGINES
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
-from l2l_nas.nas.strategies.default import STRATEGIES, build_phases
+from l2l_nas.nas.strategies.default import build_phases
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
@@ -79,7 +80,7 @@ def test_every_choice_is_one_that_the_program_has(group):
         if group == "sampler":
             build_sampler(chosen, seed=0, num_trials=20, num_finished=0)
         elif group == "strategy":
-            assert build_phases(chosen)
+            assert build_phases(chosen, STRATEGIES)
         elif group == "executor":
             if name in ("ray", "dask", "submitit") and find_spec({"dask": "distributed"}.get(name, name)) is None:
                 continue  # an extra

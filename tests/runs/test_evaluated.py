@@ -21,8 +21,8 @@ from l2l_nas.runs.saved import LoadedRun, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.export import build_network
 from l2l_nas.training.score import Score
-from tests.pretrained.code_cache import use_code_cache
-from tests.pretrained.small_model import save_small_llama
+from tests.compress.code_cache import use_code_cache
+from tests.compress.small_model import save_small_llama
 from tests.test_readme import PAGES
 
 PERPLEXITY = "token_perplexity"

@@ -19,7 +19,7 @@ from l2l_nas.runs.fields import changed, declared
 from l2l_nas.runs.output import greet, without_effect
 from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import ROOT, TINY, write_pool
-from tests.nas.strategies.test_blockwise import problem
+from tests.compress.test_blockwise import problem
 
 
 def lines(said, **changes):

@@ -29,7 +29,7 @@ POOL = """\
 import pydoc_data.topics
 import torch
 from l2l_nas import Candidate, Data, Problem, Tokens
-from l2l_nas.pretrained.families import family_of
+from l2l_nas.compress.families import family_of
 
 CONFIG = {"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
 CONFIG |= {"num_attention_heads": 2, "max_position_embeddings": 24, "hidden_act": "silu"}

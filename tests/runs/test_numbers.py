@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from l2l_nas.nas.strategies.blockwise import blockwise
+from l2l_nas.compress.blockwise import blockwise
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed
 from l2l_nas.runs import components
@@ -13,7 +13,7 @@ from l2l_nas.runs.fields import changed
 from l2l_nas.runs.numbers import decide_numbers
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.lead import Solo
-from tests.nas.strategies.test_blockwise import problem
+from tests.compress.test_blockwise import problem
 
 SPEED = MachineSpeed(step=0.01, score=0.1, block_step=0.02, fixed=3.0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.compress.families import family_of
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool

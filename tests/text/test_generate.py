@@ -8,9 +8,9 @@ import transformers as hf
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.compress.families import family_of
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.layers import Embedding, Heads, SelfAttention
-from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.extend import is_placewise

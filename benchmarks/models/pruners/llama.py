@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from l2l_nas.compress.pool import published_pool
 from l2l_nas.errors import SettingError
 from l2l_nas.layers import FeedForward, SelfAttention
 from l2l_nas.layers.rotary import rotated
 from l2l_nas.layers.style import OffsetRMSNorm
-from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import plain_module
 
 LONGEST = 512  # tokens of a text; a window of attention that is as long changes nothing

@@ -25,7 +25,6 @@ from typing import Any
 
 from l2l_nas.errors import ConstraintError, SettingError, StorageError, described, did_you_mean, of_user
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.finalists import Finalist
@@ -116,20 +115,21 @@ class Search:
 
 # the strategy whose trials are drawn at random, whatever the sampler: what other searches are compared with
 RANDOM = "random_search"
-BLOCKWISE = "blockwise"
 STRATEGIES: dict[str, Callable[..., list[Phase]]] = {
     "default": default_phases,
-    BLOCKWISE: blockwise,
     RANDOM: lambda: [Trials(), Finalists()],
 }
 
 
-def build_phases(strategy: str | Mapping[str, Any] | Sequence[Phase]) -> list[Phase]:
+def build_phases(
+    strategy: str | Mapping[str, Any] | Sequence[Phase], known: Mapping[str, Callable[..., list[Phase]]] = STRATEGIES
+) -> list[Phase]:
     """The phases of a strategy.
 
     Args:
-        strategy: a key of `STRATEGIES`; or `FILE.py:NAME` or `MODULE:NAME` of a function that returns a list of phases;
+        strategy: a key of `known`; or `FILE.py:NAME` or `MODULE:NAME` of a function that returns a list of phases;
             or that list. A dict has the name, as "name", and the arguments of the function.
+        known: functions that return such a list, by name.
 
     Raises:
         SettingError: there is no such strategy, or it is no list of phases.
@@ -140,10 +140,10 @@ def build_phases(strategy: str | Mapping[str, Any] | Sequence[Phase]) -> list[Ph
             raise SettingError("strategy: expected a list of l2l_nas.Phase objects, or a name")
         return list(strategy)
     name, arguments = name_and_arguments(strategy)
-    if name in STRATEGIES:
-        return STRATEGIES[name](**arguments)
+    if name in known:
+        return known[name](**arguments)
     if not is_named(name):
-        raise SettingError(f"no strategy '{name}'{did_you_mean(name, STRATEGIES)}")
+        raise SettingError(f"no strategy '{name}'{did_you_mean(name, known)}")
     found: Sequence[Phase] = made(
         strategy,
         setting="strategy",

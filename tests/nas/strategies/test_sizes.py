@@ -20,9 +20,9 @@ from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.output import Output, shared_sizes
 from l2l_nas.runs.saved import load_found
+from tests.compress.test_blockwise import problem
 from tests.nas.problems import GOALS, budget, change_finalists, search_on
 from tests.nas.problems import pool_of as toy_pool
-from tests.nas.strategies.test_blockwise import problem
 
 SHARES = [0.6, 0.25]
 STRATEGY = {"name": "blockwise", "samples": 24, "steps": 5, "sizes": SHARES, "rounds": 2}

@@ -10,8 +10,8 @@ import pytest
 
 import l2l_nas
 from l2l_nas import Classification, Finalists, Phase, Problem, RandomSearch, Relay, Stopped, Trials, WarmUp
+from l2l_nas.compress.blockwise import blockwise
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.study import ledger as module
 from l2l_nas.nas.study.journal import storage_of
 from l2l_nas.nas.study.ledger import LEDGER

@@ -1,0 +1,280 @@
+"""Published models as pools: `hf:FOLDER`.
+
+The model's own layers are the first candidate of each position; their weights are read when a layer is first needed.
+Nothing of a folder is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from l2l_nas.compress.coded import CodedModel
+from l2l_nas.compress.coded_family import CODED, model_of
+from l2l_nas.compress.compared import Uncompared, compare_logits, compare_tokens
+from l2l_nas.compress.families import Family, TensorSource
+from l2l_nas.compress.folder import Folder
+from l2l_nas.compress.found import FoundModel, found_model
+from l2l_nas.compress.gguf_out import GGUFModel
+from l2l_nas.compress.gguf_tokenizer import add_tokenizer
+from l2l_nas.compress.model_card import LICENCES, model_card
+from l2l_nas.errors import SpaceError
+from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.export import first_module
+from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
+from l2l_nas.training.published_format import HuggingFaceFiles
+
+_KIND = "hf:"
+_MULTIPLE = 8  # widths of smaller layers are multiples of it
+_NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
+_SUBLAYERS = (SelfAttention, LowRankMap, *_NETWORKS)
+# a smaller layer than the model's own: its name, its arguments, and further ones by name
+_Smaller = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _SmallerAttention:
+    """Which smaller attention is wanted; see `published_pool`."""
+
+    heads: Sequence[int]
+    groups: Sequence[int]
+    key_value: Sequence[int]
+    windows: Sequence[int]
+    refused: dict[str, SpaceError] = field(default_factory=dict)  # why a layer cannot have it, by candidate's name
+    offered: set[str] = field(default_factory=set)  # names of candidates that some layer has
+
+    def refuse(self, name: str, why: str, position: str) -> None:
+        """Note that a layer has no such candidate; layers of a found network are unlike."""
+        self.refused.setdefault(name, SpaceError(why, position=position))
+
+    def check(self) -> None:
+        """Refuse what no layer can have, with a SpaceError."""
+        for name, error in self.refused.items():
+            if name not in self.offered:
+                raise error
+
+
+class PublishedPool(LayerPool):
+    """A pool of a published model's layers; `original` is the model itself."""
+
+    tokenizer: Tokenizer | None = None  # what its networks are trained with; None: the model's own
+
+    def __init__(self, positions: Sequence[Position], published: Folder, family: Family, *, length: int) -> None:
+        super().__init__(positions, inputs=family.inputs(length))
+        self.published = published
+        self.family = family
+
+    def hugging_face(self, source: ExportSource) -> FoundModel | CodedModel:
+        """See `training.published_format.Publishable`; a network that no family has comes with its own code."""
+        try:
+            return found_model(self._config, self._chosen(source))
+        except (ExportError, SpaceError) as error:
+            is_coded = self._config.get("model_type") == CODED
+            why = "the model that it was found in has its own code" if is_coded else str(error)
+            return CodedModel(source, self._config, self.family, why=why)
+
+    def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
+        """See `training.published_format.Publishable`."""
+        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why)
+
+    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
+        """See `training.published_format.Publishable`."""
+        model = GGUFModel(self._chosen(source), length=self.family.length)
+        parameters = dict(source.network.named_parameters())
+        tokenizer = partial(add_tokenizer, files=self.beside, config=self._config)
+        model.write(path, parameters, tokenizer, is_half=is_half)
+
+    def read_gguf(self, source: ExportSource, path: Path) -> Call:
+        """See `training.published_format.Publishable`."""
+        network = source.empty()
+        GGUFModel(self._chosen(source), length=self.family.length).read(path, dict(network.named_parameters()))
+        return module_call(network)
+
+    def compare(self) -> str:
+        """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
+
+        Raises:
+            StorageError: logits or tokens differ.
+        """
+        try:
+            found = [compare_logits(self.published.path, self.family, self.published.config, self._logits)]
+            if self.tokenizer is None:
+                found.append(compare_tokens(self.published.path, self.published.tokenizer()))
+        except Uncompared as error:
+            return f"not compared with transformers: {error}"
+        return "; ".join(found)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """Of the original, with one layer at a time in memory."""
+        tied: dict[str, nn.Parameter] = {}
+        values: Batch = (tokens,)
+        for layer in self.path(self.original):
+            values = module_call(first_module(self, layer, tied).eval())(values)
+        return values[0]
+
+    def _chosen(self, source: ExportSource) -> list[tuple[str, Candidate]]:
+        return [(self.positions[layer.position].name, layer.candidate) for layer in self.path(source.architecture)]
+
+    @property
+    def _config(self) -> Mapping[str, Any]:
+        config, tokenizer = self.published.config, self.tokenizer
+        if tokenizer is None:
+            return config
+        ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
+        own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
+        return {**config, **own}
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """See `training.published_format.Publishable`."""
+        if self.tokenizer is None:
+            return self.published.beside
+        texts = {name: text.encode() for name, text in self.tokenizer.texts.items()}
+        return {name: text for name, text in self.published.beside.items() if LICENCES.match(name)} | texts
+
+
+def is_published(name: str) -> bool:
+    """Whether a pool's name is that of a published model."""
+    return name.startswith(_KIND)
+
+
+def open_published(name: str) -> Folder:
+    """The files of `hf:FOLDER`. Raises StorageError: missing or damaged."""
+    return Folder(Path(name.removeprefix(_KIND)).expanduser())
+
+
+def published_pool(
+    name: str,
+    *,
+    length: int | None = None,
+    skips: bool = True,
+    widths: Sequence[float] = (),
+    heads: Sequence[int] = (),
+    groups: Sequence[int] = (),
+    key_value: Sequence[int] = (),
+    ranks: Sequence[float] = (),
+    windows: Sequence[int] = (),
+    linear: Sequence[float] = (),
+) -> LayerPool:
+    """A published model's layers, and smaller ones beside them that `strategy=blockwise` teaches to stand in for them.
+
+    Args:
+        name: `hf:FOLDER`.
+        length: of sequences; the model's longest, at most 1,024, by default.
+        skips: whether attention and feed-forward sub-layers may be left out.
+        widths: of narrower feed-forward networks, as shares of the model's: the units that cost most to remove.
+        heads: of queries, of attention that keeps all keys and values; where each head has its own, these go along.
+        groups: of attention that keeps only so many heads of keys and values, and their queries.
+        key_value: heads of attention with fewer keys and values for as many queries: the model's, merged.
+        ranks: of feed-forward networks whose matrices are products, as shares of the width of the model. Where they
+            are products already, there are no further ones, nor narrower ones.
+        windows: of attention to so many tokens.
+        linear: ranks of linear maps in place of a whole sub-layer, as shares of the width of the model.
+
+    Raises:
+        StorageError: the files are missing, damaged, or not those of their config.
+        SpaceError: an unknown family; a candidate that no layer can have.
+    """
+    published = open_published(name)
+    family = model_of(published.config)
+    published.check(family)
+    chosen = min(family.length, 1024) if length is None else length
+    family.inputs(chosen)
+    positions = []
+    attention = _SmallerAttention(heads, groups, key_value, windows)
+    for position in family.positions:
+        factory: Any = position.candidates[0].factory
+        smaller = [*_networks(factory, position.name, widths, ranks)]
+        if factory.func in (SelfAttention, ParallelBlock):
+            smaller += _attention(factory.args, position.name, attention)
+        more = [
+            Candidate(name, partial(factory.func, *args, **{**factory.keywords, **options}))
+            for name, args, options in smaller
+        ]
+        if factory.func in _SUBLAYERS:
+            more += _linear(factory, position.name, linear)
+            more += [skip()] if skips else []
+        read = partial(_read, published, family.sources, position.name)
+        weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
+        candidate = replace(position.candidates[0], weights=weights)
+        positions.append(position.with_candidates([candidate, *more]))
+    attention.check()
+    return PublishedPool(positions, published, family, length=chosen)
+
+
+def _read(published: Folder, sources: Mapping[tuple[str, str], TensorSource], position: str, name: str) -> Tensor:
+    source = sources[position, name]
+    return source.take(published.read(source.name))
+
+
+def _networks(factory: Any, position: str, widths: Sequence[float], ranks: Sequence[float]) -> Iterator[_Smaller]:
+    if factory.func not in _NETWORKS or factory.keywords.get("rank") is not None:
+        return
+    hidden, *_, width = factory.args
+    for share in widths:
+        _check_share("widths", share, position)
+    for share in ranks:
+        _check_share("ranks", share, position)
+    for wide in dict.fromkeys(max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE) for share in widths):
+        yield f"width_{wide}", (*factory.args[:-1], wide), {}
+    if factory.func is not MixtureOfExperts:
+        for rank in dict.fromkeys(min(width, max(1, round(share * hidden))) for share in ranks):
+            yield f"rank_{rank}", factory.args, {"rank": rank}
+
+
+def _linear(factory: Any, position: str, ranks: Sequence[float]) -> Iterator[Candidate]:
+    """Linear maps in place of a sub-layer; one that is such a map has those of lower ranks."""
+    hidden, *rest = factory.args
+    style = next((one for one in rest if isinstance(one, Style)), factory.keywords.get("style"))
+    for share in ranks:
+        _check_share("linear", share, position)
+    for rank in dict.fromkeys(max(1, round(share * hidden)) for share in ranks):
+        if factory.func is not LowRankMap or rank < rest[0]:
+            yield Candidate(f"linear_{rank}", partial(LowRankMap, hidden, rank, style=style))
+
+
+def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) -> Iterator[_Smaller]:
+    hidden, heads, *rest = args
+    whole, each, size = heads.shared, heads.count // heads.shared, heads.size or hidden // heads.count
+    found: dict[str, Heads] = {}
+    for count in wanted.heads:
+        own = whole if each > 1 else 1  # of keys and values, which stay
+        if not 0 < count < heads.count or count % own:
+            multiple = f" and multiples of its {own} of keys and values" if own > 1 else ""
+            why = f"heads must be fewer than the model's {heads.count}{multiple}, got {count}"
+            wanted.refuse(f"heads_{count}", why, position)
+            continue
+        shared = whole if each > 1 else count
+        found[f"heads_{count}"] = replace(heads, count=count, key_value=heads.key_value and shared, size=size)
+    for count in wanted.groups:
+        if not 0 < count < whole:
+            wanted.refuse(f"groups_{count}", f"groups must be fewer than the model's {whole}, got {count}", position)
+            continue
+        found[f"groups_{count}"] = replace(heads, count=count * each, key_value=heads.key_value and count, size=size)
+    for count in wanted.key_value:
+        if count < 1 or whole % count or count == whole:
+            why = f"key_value heads must divide the model's {whole} and be fewer, got {count}"
+            wanted.refuse(f"key_value_{count}", why, position)
+            continue
+        found[f"key_value_{count}"] = replace(heads, key_value=count)
+    for window in wanted.windows:
+        if window < 1:
+            raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
+        found[f"window_{window}"] = replace(heads, window=window)
+    wanted.offered.update(found)
+    for name, smaller in found.items():
+        yield name, (hidden, smaller, *rest), {}
+
+
+def _check_share(setting: str, share: float, position: str) -> None:
+    if not 0 < share < 1:
+        raise SpaceError(f"{setting} are shares between 0 and 1, got {share}", position=position)
