@@ -9,8 +9,8 @@ from l2l_nas.cli.launch import launch
 from l2l_nas.errors import SettingError
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World
+from l2l_nas.runs.follow import joined
 from l2l_nas.runs.ranks import COMMANDS
-from l2l_nas.runs.world import joined
 
 
 def launch_ranked(command: str, words: list[str]) -> NoReturn:

@@ -25,15 +25,14 @@ from l2l_nas.report.comparison import Comparison, goals_of
 from l2l_nas.report.html.notebook import render_result
 from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
-from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.follow import lead_or_follow
+from l2l_nas.runs.follow import joined, lead_or_follow
 from l2l_nas.runs.locate import check_space
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import SavedRun, compared, load_found
 from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.shared import Objects
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.runs.world import joined
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, measured
 from l2l_nas.runs.build import keep_in_files, see_folder, set_threads
-from l2l_nas.runs.components import Objects, TrainingComponents, build_shared, full_budget, speed_context
+from l2l_nas.runs.components import full_budget, speed_context
 from l2l_nas.runs.progress import StopSignals
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.runs.shared import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.train import training_steps
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.weights import SharedWeights
 
 if TYPE_CHECKING:
     from l2l_nas.parallel.lead import Follower, Leader
+    from l2l_nas.parallel.world import World
 
 Result = TypeVar("Result")
 
@@ -127,3 +136,37 @@ class FollowedRun:
     def _keep_in_files(self, folder: Path) -> None:
         assert self._parts is not None
         keep_in_files(self._parts[2], folder, self._opened)
+
+
+@contextlib.contextmanager
+def joined(world: World) -> Iterator[RunRanks]:
+    """The ranks of a command. Others than rank 0 show nothing meanwhile."""
+    from l2l_nas.parallel.lead import Follower, Leader
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+
+    def be_patient(seconds: float) -> None:
+        world.watch.patience_s = seconds
+
+    consensus = Consensus(world.exchange, lambda size: world.mesh(tensor=size))
+    if consensus.is_first:
+        yield RunRanks(consensus, Leader(world), be_patient)
+        return
+    with _silence():
+        yield RunRanks(consensus, Follower(world), be_patient)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing but an error is shown: rank 0 shows the same."""
+    logger = logging.getLogger("l2l_nas")
+    was_disabled = logger.disabled
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.disabled = True
+        try:
+            yield
+        finally:
+            logger.disabled = was_disabled
+            sys.stdout.flush()

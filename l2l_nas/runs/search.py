@@ -30,7 +30,7 @@ from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import space_summary
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
-from l2l_nas.runs.components import Objects, build_components
+from l2l_nas.runs.components import build_components
 from l2l_nas.runs.learn_from import write_tasks
 from l2l_nas.runs.locate import compare_published
 from l2l_nas.runs.log import Log
@@ -43,6 +43,7 @@ from l2l_nas.runs.progress import Display
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.shared import Objects
 from l2l_nas.runs.terminal import explain
 from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
 from l2l_nas.space.shapes import check_shapes

@@ -24,7 +24,6 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
 from l2l_nas.runs.build import at_work, check_memory
-from l2l_nas.runs.components import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
@@ -50,6 +49,7 @@ from l2l_nas.runs.saved import (
     data_warning,
 )
 from l2l_nas.runs.settings import RetrainConf
+from l2l_nas.runs.shared import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.lead import Lead

@@ -18,8 +18,9 @@ from l2l_nas.nas.evaluation.remote import Message, Workplace, pickled
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
-from l2l_nas.runs.components import Components, Objects, build_components
+from l2l_nas.runs.components import Components, build_components
 from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.shared import Objects
 from l2l_nas.training.problem import Problem
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from l2l_nas.eps.agreement import all_gather_bytes, all_reduce_min
+from l2l_nas.eps.agreement import all_gather_bytes
 from l2l_nas.eps.exchange import Alone, Exchange
 
 if TYPE_CHECKING:
@@ -62,12 +62,6 @@ class Consensus:
             with self.working("a decision for all ranks"):
                 value = make()
         return self.every(value)[0]
-
-    def any(self, is_so: bool) -> bool:
-        """Whether it is so on any rank; all ranks call it."""
-        if self.size == 1:
-            return is_so
-        return not all_reduce_min(self.exchange, int(not is_so), "whether it is so")
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:

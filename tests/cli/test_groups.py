@@ -19,9 +19,9 @@ from l2l_nas.nas.evaluation.engines import ENGINES
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.default import build_phases
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.components import Objects
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import SearchConf, SearchSection
+from l2l_nas.runs.shared import Objects
 from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents

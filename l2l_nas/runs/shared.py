@@ -1,0 +1,182 @@
+"""What trains in a run: the part that all ranks of it build alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from l2l_nas.cost.own import OwnCost
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.groups import freeze, without_retired
+from l2l_nas.eps.optimizers.registry import build_optimizer
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
+from l2l_nas.eps.storage import Storage, own_storage
+from l2l_nas.nas.callback import Callback
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.relay.relay import Relay
+from l2l_nas.relay.trace import Trace
+from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, set_threads
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import NetworkRanks, check_mesh, gathers_logits, problem_on, sharers_of
+from l2l_nas.runs.ranks import RunRanks, compare_problems, with_chunks
+from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.space.growth import frozen, retired
+from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.lead import Lead
+from l2l_nas.training.problem import Problem
+from l2l_nas.training.schedule import MakeSchedule
+
+Conf = TypeVar("Conf", SearchConf, RetrainConf)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a caller gives as objects; None: what the settings name.
+
+    Args:
+        schedule: of the learning rate, made of a peak and a number of steps.
+        callbacks: besides those that the settings name.
+    """
+
+    problem: Problem | None = None
+    sampler: Any = None
+    strategy: Sequence[Phase] | None = None
+    early_stop: EarlyStop | None = None
+    costs: Sequence[OwnCost | str] = ()
+    storage: Storage | None = None
+    optimizer: Optimizer | None = None
+    schedule: MakeSchedule | None = None
+    callbacks: Sequence[Callback | str] = ()
+    executor: Executor | None = None
+
+
+@dataclass(frozen=True)
+class TrainingComponents:
+    """What trains and measures architectures.
+
+    Args:
+        problem: with its pool as it is trained.
+        scorer: measures the metrics that are reported; see `build_scorer`.
+        trace: of what the lanes do, if that is asked for.
+    """
+
+    problem: Problem
+    relay: Relay
+    trainer: Trainer
+    scorer: Trainer
+    trace: Trace | None
+
+    def evaluator(self, budget: Budget, lead: Lead) -> Evaluator:
+        """What trains and scores networks on the relay."""
+        data = self.problem.data
+        return Evaluator(
+            self.relay,
+            self.trainer,
+            validation=data.validation,
+            budget=budget,
+            scorer=self.scorer,
+            test=data.test,
+            lead=lead,
+        )
+
+
+def build_shared(conf: Conf, objects: Objects, ranks: RunRanks) -> tuple[Conf, TrainingComponents, ParamServer]:
+    """What all ranks of a search or a training build alike: settings with memory decided, and what trains.
+
+    Raises:
+        L2LError: whatever is wrong with the settings, the objects or the problem.
+    """
+    consensus = ranks.consensus
+    check_mesh(conf.parallel, consensus.size)
+    conf = with_chunks(conf, consensus.size)
+    problem, server = _problem_and_server(conf, objects, consensus)
+    compare_problems(consensus, problem)
+    sharers = sharers_of(conf, objects.executor) if isinstance(conf, SearchConf) else 1
+    relay, memory = relay_of(problem, server, conf, sharers=sharers)
+    conf = replace(conf, relay=memory)
+    trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
+    task = trained.measured_task if isinstance(conf, SearchConf) else trained.task
+    batches = Batches(problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+    trainer = Trainer(relay, task, batches, conf.train.micro_batch)
+    scorer = build_scorer(trainer, conf.relay, seed=conf.seed)
+    return conf, TrainingComponents(problem, relay, trainer, scorer, relay.trace), server
+
+
+def build_server(
+    problem: Problem,
+    optimizer: Optimizer,
+    conf: SearchConf | RetrainConf,
+    *,
+    storage: str | Storage,
+    keys: frozenset[str] = frozenset(),
+    consensus: Consensus,
+) -> tuple[Problem, ParamServer]:
+    """The weights of a problem's pool; and the problem with what groups of the optimizer freeze not trainable.
+
+    Args:
+        keys: of the states that are frozen.
+        consensus: with the other ranks, if there are any.
+
+    Raises:
+        SettingError: a group, or the storage, does not go with the pool.
+        SpaceError: layers that the ranks which share them do not divide.
+    """
+    pool = freeze(problem.pool, optimizer)
+    opened = own_storage(storage, pool=pool, optimizer=optimizer)
+    problem = replace(problem, pool=pool)
+    options: dict[str, Any] = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
+    if conf.parallel.tensor == 1:  # as `NetworkRanks` does; the way of a problem through files stays short
+        return problem, server_of(pool, consensus.exchange, **options)
+    ranks = NetworkRanks(consensus, conf.parallel.tensor)
+    return problem, ranks.server(pool, gather_logits=gathers_logits(problem), **options)
+
+
+def relay_of(
+    problem: Problem, server: ParamServer, conf: SearchConf | RetrainConf, *, sharers: int = 1
+) -> tuple[Relay, RelayConf]:
+    """The relay that a problem is trained on; and its settings with what stays on the device decided.
+
+    Args:
+        sharers: see `build_relay`.
+
+    Raises:
+        SettingError: a setting that makes no sense, or too small a device budget.
+        DataError: data that does not fit the pool or the task.
+    """
+    relay = build_relay(
+        server,
+        conf.relay,
+        seed=conf.seed,
+        trace=Trace() if conf.relay.trace else None,
+        sharers=sharers,
+        chunks=conf.parallel.chunks,
+    )
+    set_threads(conf.relay.threads, relay)
+    (problem_on(problem, server) if conf.parallel.tensor > 1 else problem).check(relay.shapes)
+    samples = min(conf.train.batch_size, len(problem.data.train))
+    return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+
+
+def _problem_and_server(
+    conf: SearchConf | RetrainConf, objects: Objects, consensus: Consensus
+) -> tuple[Problem, ParamServer]:
+    """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen."""
+    optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
+    problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+    if isinstance(conf, RetrainConf):
+        return build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
+    left = retired(problem.pool, conf.search.retire)
+    optimizer = without_retired(optimizer, problem.pool, left)
+    pool, keys = frozen(left, conf.search.freeze)
+    storage = conf.relay.storage if objects.storage is None else objects.storage
+    problem = replace(problem, pool=pool)
+    return build_server(problem, optimizer, conf, storage=storage, keys=keys, consensus=consensus)
