@@ -22,7 +22,7 @@ from l2l_nas.eps.agreement import (
 )
 from l2l_nas.eps.exchange import Alone
 from l2l_nas.errors import SettingError, StorageError
-from tests.eps.test_divided import Threads
+from tests.eps.test_partition import Threads
 
 
 class Sized(Threads):

@@ -14,7 +14,7 @@ from l2l_nas.eps import cut
 from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
 from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.errors import NonFiniteError
-from tests.eps.test_divided import KEY, Threads
+from tests.eps.test_partition import KEY, Threads
 from tests.parallel.test_split_pool import space
 
 HUGE, NAN = 3e38, float("nan")
