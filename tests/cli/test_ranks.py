@@ -133,6 +133,30 @@ def test_a_signal_stops_all_ranks_after_what_is_done_was_saved():
     assert log[-1]["step"] == done > 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_signal_to_another_rank_than_the_first_stops_all_after_a_save():
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-m", "l2l_nas", *TRAIN, "train.steps=100000", "folder=run", "export=false"]
+    ranks = [
+        subprocess.Popen(words, env={**environment(), **place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        end = time.monotonic() + 60
+        while not Path("run/weights/manifest.json").exists():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        ranks[1].send_signal(signal.SIGTERM)
+        out, other = (rank.communicate(timeout=60)[0] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [130, 130]
+    assert "all saved. Go on with: python -m l2l_nas train resume=run" in out
+    assert other == ""
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
