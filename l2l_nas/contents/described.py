@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.contents.tensors import checksum_of
+
 _PLAIN = (int, float, complex, str, bytes, type(None), type(...), torch.dtype, range, slice)
 _OWN = (os.PathLike, torch.Generator, np.random.Generator, np.random.RandomState, types.ModuleType)
 # of a module, what torch keeps beside its parts
@@ -106,7 +108,7 @@ class _Description:
             return f"{numbers} {zlib.crc32(value.tobytes()):08x}" if value.dtype != object else numbers
         if not self._has_values or tensor.is_meta:
             return numbers
-        return f"{numbers} {zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data):08x}"
+        return f"{numbers} {checksum_of([tensor]):08x}"
 
     def _of_items(self, items: Mapping[Any, Any]) -> str:
         return ", ".join(f"{self.of(name)}: {self.of(item)}" for name, item in items.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -233,14 +232,6 @@ def cut_targets(targets: Targets, sizes: Sequence[int]) -> list[Targets]:
     if isinstance(targets, Tensor):
         return list(targets.split(list(sizes)))
     return list(zip(*(tensor.split(list(sizes)) for tensor in targets), strict=True))
-
-
-def checksum_of(tensors: Sequence[Tensor]) -> int:
-    """Of the numbers in tensors, one after the other."""
-    checksum = 0
-    for tensor in tensors:
-        checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, checksum)
-    return checksum
 
 
 def bytes_of(specs: Specs) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_methods
+from l2l_nas.contents.tensors import checksum_of
 from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.sums import Chunks, cut_chunks
 from l2l_nas.errors import DataError, SettingError
@@ -20,7 +21,6 @@ from l2l_nas.relay.interface import (
     as_targets,
     checked_lengths,
     checked_sizes,
-    checksum_of,
     count_of,
     cut_targets,
     is_rate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -10,12 +9,13 @@ from functools import cached_property
 from torch import Tensor
 
 from l2l_nas.contents.described import described, digest_of, fields_of
+from l2l_nas.contents.tensors import checksum_of
 from l2l_nas.eps.agreement import MOST_FACTS, Fact, Pass, begin, facts_of
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.relay.config import RelayConfig
-from l2l_nas.relay.interface import Batch, Objective, checksum_of
+from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.mini_batch import MiniBatch
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
@@ -91,7 +91,7 @@ class Passes:
 
     def _checksum(self, key: str) -> int:
         with self._server.storage.reading(key, Part.WEIGHTS) as state:
-            return zlib.crc32(state.weights.numpy().data)
+            return checksum_of([state.weights])
 
     def _fact_of(self, objective: Objective) -> Fact:
         """An objective; it is looked at once, as long as it is the same object."""

@@ -106,9 +106,6 @@ class TrainRun:
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         refuse_on_ranks(conf, ranks.consensus.size)
         check_bounds(conf)
-        section = conf.train
-        self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
-        build_schedule(conf.schedule)
         problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
         self.warning = ""
         if start.source is not None and start.source.result.exists():
@@ -126,11 +123,12 @@ class TrainRun:
         self.compared = compare_published(problem.pool)
         refuse_undivided(server, self.architecture)
         self.conf = conf = replace(conf, metric=metric)
-        samples = min(section.batch_size, len(problem.data.train))
+        self.steps = training_steps(conf, self.components, self.architecture, ranks.lead)
+        samples = min(conf.train.batch_size, len(problem.data.train))
         if not self.is_resumed:  # what has run may go on: the figures are estimates
-            sizes = cut_sizes(samples, section.micro_batch)
+            sizes = cut_sizes(samples, conf.train.micro_batch)
             check_memory(relay, sizes, self.architecture, storage=conf.relay.storage)
-        self.components.trainer.check(self.architecture, steps=section.steps)
+        self.components.trainer.check(self.architecture, steps=conf.train.steps)
         ranks.lead.do("begin", (conf, self.architecture), lambda conf, architecture: None)
 
     def go(self) -> float:
@@ -177,9 +175,8 @@ class TrainRun:
             self.components.problem.data.close()
 
     def _training(self, watch: _TrainingDisplay) -> Retraining:
-        steps = training_steps(self.conf, self.components, self.architecture, self.ranks.lead)
         return Retraining(
-            steps,
+            self.steps,
             saves=TrainingSaves(Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self._identity),
             watch=watch,
         )

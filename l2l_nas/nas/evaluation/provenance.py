@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
+from l2l_nas.contents.tensors import checksum_of
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
@@ -46,7 +46,7 @@ class WeightProvenance:
             known = self._checksums.get(key)
             if known is None or known[0] != version:
                 with server.all_gather(key, Part.WEIGHTS) as state:
-                    known = version, f"{zlib.crc32(state.weights.numpy().data):08x}"
+                    known = version, f"{checksum_of([state.weights]):08x}"
                 self._checksums[key] = known
             checksums.append(known[1])
         return {"kind": kind, "visits": visits, "crc32": "".join(checksums)}
