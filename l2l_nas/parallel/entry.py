@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from l2l_nas.errors import L2LError, RankError, described, one_line
+from l2l_nas.errors import L2LError, RankError, described, is_agreed, one_line
 from l2l_nas.parallel.beats import Failure
 from l2l_nas.parallel.world import World, WorldConfig, join
 
@@ -105,6 +105,11 @@ def _end(error: BaseException, world: World) -> int:
     elif isinstance(error, RankError):
         watch.wait_for_failure(watch.patience_s)  # that rank says so itself
         failure = watch.failure or Failure(str(error), by=world.rank)
+    elif is_agreed(error) and world.rank > 0:
+        watch.wait_for_failure(watch.patience_s)  # rank 0 says what all ranks raise
+        failure = watch.failure or Failure(described(error), by=world.rank)
+    elif is_agreed(error):
+        failure = watch.report(Failure(one_line(described(error)), by=world.rank))
     else:
         failure = world.exchange.tell(error)
     if failure.by == world.rank:

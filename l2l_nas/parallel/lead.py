@@ -133,7 +133,7 @@ class Leader(_Ranked):
             self._say(_OVER)
         except BaseException as error:
             if not self._is_broken and not isinstance(error, RankError):
-                self._say(_FAILED, _to_send(error))
+                self._say(_FAILED, _to_send(agreed(error)))
             raise
         finally:
             is_over.set()

@@ -45,7 +45,7 @@ def test_rank_0_may_take_long_by_itself(tmp_path):
 def test_what_ends_the_program_of_rank_0_is_said_once_and_ends_all(tmp_path):
     results = led(tmp_path, 2, "refuses")
     (line,) = errors_of(results)
-    assert line.endswith("trials must be at least 1")
+    assert line == "error: trials must be at least 1"
     assert [one.code for one in results] == [2, 2]
 
 
