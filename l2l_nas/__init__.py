@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from l2l_nas.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from l2l_nas.cost.closed_form import num_parameters
     from l2l_nas.eps.file_storage import FileStorage
@@ -59,8 +61,6 @@ if TYPE_CHECKING:
     from l2l_nas.training.samples import Samples, Split
     from l2l_nas.training.schedule import Cosine
     from l2l_nas.training.task import Classification, Regression, SampleMetrics, SummedMetrics, Task
-
-__version__ = "0.2.0"
 
 _HOMES = {
     "Adafactor": "l2l_nas.eps.optimizers.rules",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from l2l_nas import layers
+import l2l_nas.layers as layers
 from l2l_nas.arguments import shown
 from l2l_nas.compress.config import MOST_EXPERTS, MOST_LAYERS, MOST_PARAMETERS, Config
 from l2l_nas.compress.families import ORIGINAL, Factory, Family, TensorSource, family_of, split_of

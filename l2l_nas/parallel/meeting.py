@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from l2l_nas import __version__
 from l2l_nas.errors import RankError, SettingError, one_line
 from l2l_nas.parallel.beats import Beat
 from l2l_nas.parallel.waiting import in_thread
+from l2l_nas.version import __version__
 
 _ADVICE = "start with torchrun --nproc-per-node 2 PROGRAM, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 _POLL_S = 0.02

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from l2l_nas import __version__
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.files import write_atomically, write_json
 from l2l_nas.relay.device import name_of
@@ -29,6 +28,7 @@ from l2l_nas.training.export import Export, ExportError, export_network
 from l2l_nas.training.overlap import RowHashes
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import num_groups
+from l2l_nas.version import __version__
 
 # what is shown where a user's own data have two parts
 NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
