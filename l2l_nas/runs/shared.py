@@ -12,7 +12,6 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
@@ -111,35 +110,6 @@ def build_shared(conf: Conf, objects: Objects, ranks: RunRanks) -> tuple[Conf, T
     return conf, TrainingComponents(problem, relay, trainer, scorer, relay.trace), server
 
 
-def build_server(
-    problem: Problem,
-    optimizer: Optimizer,
-    conf: SearchConf | RetrainConf,
-    *,
-    storage: str | Storage,
-    keys: frozenset[str] = frozenset(),
-    consensus: Consensus,
-) -> tuple[Problem, ParamServer]:
-    """The weights of a problem's pool; and the problem with what groups of the optimizer freeze not trainable.
-
-    Args:
-        keys: of the states that are frozen.
-        consensus: with the other ranks, if there are any.
-
-    Raises:
-        SettingError: a group, or the storage, does not go with the pool.
-        SpaceError: layers that the ranks which share them do not divide.
-    """
-    pool = freeze(problem.pool, optimizer)
-    opened = own_storage(storage, pool=pool, optimizer=optimizer)
-    problem = replace(problem, pool=pool)
-    options: dict[str, Any] = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
-    if conf.parallel.tensor == 1:  # as `NetworkRanks` does; the way of a problem through files stays short
-        return problem, server_of(pool, consensus.exchange, **options)
-    ranks = NetworkRanks(consensus, conf.parallel.tensor)
-    return problem, ranks.server(pool, gather_logits=gathers_logits(problem), **options)
-
-
 def relay_of(
     problem: Problem, server: ParamServer, conf: SearchConf | RetrainConf, *, sharers: int = 1
 ) -> tuple[Relay, RelayConf]:
@@ -169,14 +139,29 @@ def relay_of(
 def _problem_and_server(
     conf: SearchConf | RetrainConf, objects: Objects, consensus: Consensus
 ) -> tuple[Problem, ParamServer]:
-    """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen."""
+    """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen.
+
+    Raises:
+        SettingError: a group of the optimizer, or the storage, does not go with the pool.
+        SpaceError: layers that the ranks which share them do not divide.
+    """
     optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
     problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
-    if isinstance(conf, RetrainConf):
-        return build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
-    left = retired(problem.pool, conf.search.retire)
-    optimizer = without_retired(optimizer, problem.pool, left)
-    pool, keys = frozen(left, conf.search.freeze)
+    pool, keys = problem.pool, frozenset[str]()
+    if isinstance(conf, SearchConf):
+        left = retired(pool, conf.search.retire)
+        optimizer = without_retired(optimizer, pool, left)
+        pool, keys = frozen(left, conf.search.freeze)
+    pool = freeze(pool, optimizer)
     storage = conf.relay.storage if objects.storage is None else objects.storage
+    opened = own_storage(storage, pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
-    return build_server(problem, optimizer, conf, storage=storage, keys=keys, consensus=consensus)
+    server = NetworkRanks(consensus, conf.parallel.tensor).server(
+        pool,
+        gather_logits=gathers_logits(problem),
+        optimizer=optimizer,
+        seed=conf.seed,
+        storage=opened,
+        frozen=keys,
+    )
+    return problem, server
