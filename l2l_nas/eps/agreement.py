@@ -186,15 +186,15 @@ def all_gather_bytes(exchange: Exchange, own: bytes) -> list[bytes]:
     return [one[8 : 8 + int.from_bytes(one[:8], sys.byteorder)] for one in values]
 
 
-def hear_first(exchange: Exchange, own: bytes, *, asks: bool = False) -> tuple[bytes, bool]:
-    """What rank 0 says, of any length; all ranks call it.
+def broadcast_bytes(exchange: Exchange, own: bytes, *, asks: bool = False) -> tuple[bytes, bool]:
+    """Rank 0's bytes, of any length; all ranks call it.
 
     Args:
-        own: what this rank says; of others than rank 0 nothing.
-        asks: whether this rank asks for something, see the result.
+        own: of rank 0; of other ranks none.
+        asks: a flag of this rank.
 
     Returns:
-        What rank 0 says; and whether any rank asks.
+        Rank 0's bytes; and whether the flag of any rank is set.
 
     Raises:
         SettingError: on all ranks, if one is about to do something else.

@@ -91,13 +91,13 @@ class Cut:
         """See `Partition`."""
         return self.rules.layout
 
-    def is_whole_on_all(self, name: str) -> bool:
+    def is_replicated(self, name: str) -> bool:
         """See `Partition`."""
         return self.is_whole or all(entry.name != name for entry in self.rules.layout.parameters)
 
     def take(self, name: str, tensor: Tensor, rank: int) -> Tensor | None:
         """See `Partition`. A moment may have another shape than its weight, then its parameter has one owner."""
-        if self.is_whole_on_all(name):
+        if self.is_replicated(name):
             return tensor
         start, stop = self.parts[rank].range_of(name)
         if start == stop:

@@ -37,7 +37,7 @@ class Partition(Protocol):
     def join(self, name: str, parts: Sequence[Tensor | None]) -> Tensor:
         """All numbers of the whole tensor in their order, of what each rank has of it."""
 
-    def is_whole_on_all(self, name: str) -> bool:
+    def is_replicated(self, name: str) -> bool:
         """Whether each rank has all of a tensor, and the same numbers in it."""
 
 
@@ -73,7 +73,7 @@ def join_parts(partition: Partition, state: LayerState, exchange: Exchange, key:
         own = parts.get(full)  # None: it has nothing of it, or moments were not asked for
         if not is_named:
             continue
-        if not partition.is_whole_on_all(name):
+        if not partition.is_replicated(name):
             target.copy_(_joined(partition, name, own, target, exchange, key).reshape(target.shape))
         elif own is not None:
             target.copy_(own)
@@ -141,7 +141,7 @@ class Divided:
     def join(self, name: str, parts: Sequence[Tensor | None]) -> Tensor:
         return self._pool.join(self._key, name, parts)
 
-    def is_whole_on_all(self, name: str) -> bool:
+    def is_replicated(self, name: str) -> bool:
         return self._pool.is_whole(self._key, name)
 
 

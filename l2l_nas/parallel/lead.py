@@ -20,7 +20,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
-from l2l_nas.eps.agreement import Pass, all_gather_bytes, end, hear_first, wait_for_all
+from l2l_nas.eps.agreement import Pass, all_gather_bytes, broadcast_bytes, end, wait_for_all
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import (
     L2LError,
@@ -130,10 +130,10 @@ class Leader(_Ranked):
         self._is_apart.set()
         try:
             yield self
-            self._say(_OVER)
+            self._broadcast(_OVER)
         except BaseException as error:
             if not self._is_broken and not isinstance(error, RankError):
-                self._say(_FAILED, _to_send(agreed(error)))
+                self._broadcast(_FAILED, _to_send(agreed(error)))
             raise
         finally:
             is_over.set()
@@ -142,7 +142,9 @@ class Leader(_Ranked):
     def do(self, name: str, args: Sequence[Any], here: Callable[..., Result]) -> Result:
         """See `Lead`."""
         is_function = [isinstance(one, FunctionType | MethodType | BuiltinFunctionType | partial) for one in args]
-        self._say(_DO, name, [_Function() if is_one else one for one, is_one in zip(args, is_function, strict=True)])
+        self._broadcast(
+            _DO, name, [_Function() if is_one else one for one, is_one in zip(args, is_function, strict=True)]
+        )
         own = [partial(self._answer, one) if is_one else one for one, is_one in zip(args, is_function, strict=True)]
         self._is_apart.clear()
         try:
@@ -168,19 +170,19 @@ class Leader(_Ranked):
             value = function(*args, **more)
         except BaseException as error:
             if not self._is_broken:
-                self._say(_RAISE, _to_send(agreed(error)))
+                self._broadcast(_RAISE, _to_send(agreed(error)))
             raise
-        self._say(_ANSWER, value)
+        self._broadcast(_ANSWER, value)
         self._is_apart.clear()
         return value
 
-    def _say(self, *content: Any) -> None:
+    def _broadcast(self, *content: Any) -> None:
         dropped, self._dropped[:] = list(self._dropped), []
         buffer = io.BytesIO()
         pickler = _Pickler(buffer)
         pickler.numbers = self._numbers
         pickler.dump((dropped, content))
-        _, asks = hear_first(self._exchange, buffer.getvalue())
+        _, asks = broadcast_bytes(self._exchange, buffer.getvalue())
         self.is_asked_to_stop |= asks
 
 
@@ -217,7 +219,7 @@ class Follower(_Ranked):
             BaseException: what ended it.
         """
         while True:
-            kind, *content = self._hear()
+            kind, *content = self._receive()
             if kind == _OVER:
                 return
             if kind == _FAILED:
@@ -243,15 +245,15 @@ class Follower(_Ranked):
     def _answer(self, *args: Any, **more: Any) -> Any:
         """What a function of rank 0's gives; meanwhile this rank does what it names."""
         while True:
-            kind, *content = self._hear()
+            kind, *content = self._receive()
             if kind == _ANSWER:
                 return content[0]
             if kind in (_RAISE, _FAILED):
                 raise content[0]
             self._act(*content)
 
-    def _hear(self) -> Sequence[Any]:
-        data, _ = hear_first(self._exchange, b"", asks=self.asks())
+    def _receive(self) -> Sequence[Any]:
+        data, _ = broadcast_bytes(self._exchange, b"", asks=self.asks())
         unpickler = _Unpickler(io.BytesIO(data))
         unpickler.servers = self._servers
         dropped, content = unpickler.load()

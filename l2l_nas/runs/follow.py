@@ -88,7 +88,7 @@ class FollowedRun:
                 "build": self._build,
                 "begin": self._begin,
                 "measure speed": self._measure,
-                "see a folder": self._see,
+                "see a folder": see_folder,
                 "keep states in files": self._keep_in_files,
             }
         )
@@ -129,9 +129,6 @@ class FollowedRun:
             return measured(speed_context(conf, training, path_at, clock))
         finally:
             set_threads(conf.relay.threads, training.relay)
-
-    def _see(self, folder: Path) -> None:
-        see_folder(folder)
 
     def _keep_in_files(self, folder: Path) -> None:
         assert self._parts is not None
