@@ -146,8 +146,7 @@ def at_work(folder: RunFolder, server: ParamServer, conf: RelayConf, *, lead: Le
         lead: who does the work.
 
     Raises:
-        SettingError: one that shares the work does not see the folder.
-        StorageError: another process is at work there.
+        StorageError: another process is at work there, or one that shares the work does not see the folder.
     """
     lead = lead or Solo()
     with locked(folder.root), contextlib.ExitStack() as left:
