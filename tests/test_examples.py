@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 import l2l_nas
 from l2l_nas.__main__ import main
-from tests.cli.runs import ROOT, TINY, write_pool
+from tests.cli.runs import ROOT, TINY, events, write_pool
 from tests.postgres import Postgres
 from tests.studies import saved_study
 
@@ -151,7 +151,6 @@ def test_an_executor(tmp_path, monkeypatch):
     words = ["search.trials=2", "search.steps_per_trial=3", "search.finalist_steps=6", "search.finalists=1"]
     words += ["export=false", "search.workers=2", f"executor={FOLDER}/executor.py:Command"]
     assert main(["search", SPACE, *words, "folder=run"]) == 0
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    trials = [event for event in log if event["event"] == "trial" and not event["cached"]]
+    trials = [event for event in events(tmp_path / "run") if not event["cached"]]
     assert len({trial["worker"] for trial in trials}) == 2  # a process each
     assert all(trial["state"] == "complete" for trial in trials)

@@ -115,7 +115,7 @@ def trials_of(path: Path) -> dict[int, list[str]]:
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch, path.name)
         shutil.copy(path, copy)
-        _, records = read_study(copy)
+        records = read_study(copy).records
         return {record.number: list(record.architecture.choices) for record in records}
 
 

@@ -75,6 +75,7 @@ class TrialRecord:
         metrics: all metrics and costs that are known, by name.
         errors: standard errors of metrics, by name, where figures of each sample give them.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
+        ended: when, in seconds since 1970; 0 where it is not known.
         in_space: whether all its candidates are in the pool.
     """
 
@@ -90,10 +91,11 @@ class TrialRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    ended: float = field(default=0.0, compare=False)
     in_space: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """As `log.jsonl` holds it; the weights are in the study alone."""
+        """As an event tells it; weights and metrics are in the trial alone."""
         return {
             "number": self.number,
             "architecture": list(self.architecture.choices),

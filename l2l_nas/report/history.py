@@ -167,10 +167,10 @@ def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> d
     return {name: value for name, value in seconds.items() if value > 0.05}
 
 
-def seconds_of(text: str) -> float:
-    """Seconds of all sessions that a log tells of; 0 where it cannot be read."""
+def seconds_of(events: Sequence[Event]) -> float:
+    """Seconds of all sessions that events tell of; 0 where they are damaged."""
     try:
-        return sum(time_spent(read_events(text)).values())
+        return sum(time_spent(events).values())
     except (KeyError, TypeError, ValueError, OverflowError):
         return 0.0
 

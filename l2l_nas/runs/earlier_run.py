@@ -17,14 +17,13 @@ from typing import Any
 
 from l2l_nas.arguments import of_argument
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import read_json
 from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore, is_score
 from l2l_nas.nas.evaluation.stage_score import by_stage
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.default import RANDOM
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.journal import readable
-from l2l_nas.nas.study.reading import StudyContents, load_study, study_contents
+from l2l_nas.nas.study.reading import StudyContents
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, is_locked
 from l2l_nas.runs.saved import SavedRun, name_in
@@ -74,7 +73,8 @@ def _read(root: Path, name: str, goal: Goal, metrics: Collection[str]) -> tuple[
     _refuse_other_goal(goal, config)
     if not folder.study.exists():  # killed before its first trial, or lost
         raise SettingError("without a study")
-    content = study_contents(load_study(folder.study), folder.study)
+    content = saved.study
+    assert content is not None
     if goal not in content.goals:  # of another direction
         raise SettingError(f"{goal.name} the other way round")
     recipe = _Recipe.of(config, folder.config)
@@ -87,13 +87,13 @@ def _read(root: Path, name: str, goal: Goal, metrics: Collection[str]) -> tuple[
             else "scored on shared weights, without a network trained by itself"
         )
     whole = max(recipe.whole_steps, *(one.steps for one in scores))
-    return EarlierTask(name, content.data, whole, scores), _chosen_by(folder)
+    return EarlierTask(name, content.data, whole, scores), _chosen_by(saved)
 
 
-def _chosen_by(folder: RunFolder) -> RowHashes | None:
-    """The samples that a run chose by, as far as its result is there and tells."""
-    with contextlib.suppress(StorageError):  # damaged: scores are in the study
-        return chosen_by(read_json(folder.result)) if folder.result.exists() else None
+def _chosen_by(saved: SavedRun) -> RowHashes | None:
+    """The samples that a run chose by, as far as it has a result that tells."""
+    with contextlib.suppress(StorageError):  # none yet: scores are in the study
+        return chosen_by(saved.result())
     return None
 
 

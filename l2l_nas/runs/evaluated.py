@@ -10,6 +10,7 @@ from typing import Any
 from l2l_nas.errors import StorageError
 from l2l_nas.files import open_file, read_json, write_json
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved import SavedRun
 from l2l_nas.training.score import Score
 
 
@@ -19,7 +20,7 @@ def note_evaluation(run: str, task: str, file: Path, score: Score, *, tokenizer:
     Raises StorageError: the run's result cannot be read, or the folder cannot be written.
     """
     folder = RunFolder(Path(run))
-    of = original or _best(read_json(folder.result))
+    of = original or _best(SavedRun(folder).result())
     folder = folder.of_all_sizes if original else folder  # one original for all
     with open_file(file) as content:
         digest = hashlib.file_digest(content, "sha256")  # type: ignore[arg-type]

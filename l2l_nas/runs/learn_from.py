@@ -14,16 +14,16 @@ from pathlib import Path
 
 from l2l_nas.arguments import check_path
 from l2l_nas.errors import SettingError, StorageError, one_line
-from l2l_nas.files import read_bytes, read_json, write_atomically
+from l2l_nas.files import read_json, write_atomically
 from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.report.history import read_events
 from l2l_nas.report.learned_from import LearnedFrom
 from l2l_nas.report.text import counted
 from l2l_nas.runs.earlier_run import read_earlier_run
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.locate import is_builtin
+from l2l_nas.runs.saved import SavedRun
 from l2l_nas.runs.settings import SHIPPED, SearchConf
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.overlap import HeldOut, RowHashes
@@ -139,8 +139,7 @@ def learned_by(conf: SearchConf, problem: Problem, goal: Goal, *, is_default: bo
 
 def _had_learned(folder: RunFolder) -> bool:
     """Whether a run that goes on tells that it began with what earlier runs found."""
-    text = read_bytes(folder.log).decode("utf-8", "replace") if folder.log.exists() else ""
-    return any(event["event"] == "learned_from" for event in read_events(text))
+    return any(event["event"] == "learned_from" for event in SavedRun(folder).events)
 
 
 def learn(names: Sequence[str], learner: Learner) -> Learned:

@@ -1,4 +1,4 @@
-"""The log of a run: one event a line."""
+"""The log of a training: one event a line. That of a search is in its study, see [Note: events] in `nas/study`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, read_bytes
 
 
-class Log:
+class Log(Protocol):
+    """Where a run writes what it tells of itself."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this process has written an event."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event; its fields are JSON.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+
+class LogFile:
     """`log.jsonl`: one event a line, appended and flushed. A line cut off by a crash does not hurt the next."""
 
     def __init__(self, path: Path) -> None:

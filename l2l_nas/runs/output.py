@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
-from l2l_nas.runs.log import Log
+from l2l_nas.runs.log import LogFile
 from l2l_nas.runs.mesh import mesh_of
 from l2l_nas.runs.numbers import is_from_scratch
 from l2l_nas.runs.origin import (
@@ -195,17 +196,20 @@ class Output:
         for folder, one in self._of_sizes(search):
             self._export(folder, one)
             if one is None:  # what a run before it went on wrote of another network
-                for path in (folder.config, folder.architecture, folder.result):
+                for path in (folder.config, folder.architecture, folder.log, folder.result):
                     path.unlink(missing_ok=True)
                 continue
             write_yaml(folder.config, config)
             write_architecture(folder, self.components.problem.pool, one.architecture)
             data = describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data)
             result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
+            with contextlib.closing(LogFile(folder.log)) as log:
+                log.write("result", content=result)
             write_json(folder.result, result)
 
-    def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
+    def write(self, search: SearchContext, best: Finalist, *, seconds: float) -> list[tuple[str, str]]:
         """Architecture of the best, the export, the result, the front; returns what to show of them."""
+        log = search.study.log
         log.write("phase", name="export", total=0, done=0)
         records = search.allowed(search.study.records)
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
@@ -216,34 +220,33 @@ class Output:
         log.write("latency", **_latencies(search))  # behind all entries, which no time that was measured may be in
         self._write_sizes(search)
         results, learned = self._results(search, best), self.components.learned
-        write_json(
-            self.folder.result,
-            {
-                "best": best.entry(),
-                **_measured(search, best),
-                "finalists": list(entries.values()),
-                "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
-                "pareto": trained_front or trials,
-                "trial_front": trials,
-                "baseline": search.baseline.entry() if search.baseline else None,
-                "trials": counts(records),
-                "spent": search.ledger.entry(),
-                "resolved": {what: found and found.to_json() for what, found in self._resolved(results).items()},
-                "failed": [
-                    {"trial": one.number, "architecture": list(one.architecture.choices), "reason": one.reason}
-                    for one in records
-                    if one.state is State.FAILED and not one.cached
-                ],
-                "coverage": search.coverage.to_json(),
-                "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
-                "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
-                "seconds": round(seconds, 2),
-                "versions": versions(),
-                **mesh_of(self.components.server),
-                **({} if learned is None else {"learned_from": learned.summary.to_json()}),
-                **search.results(),
-            },
-        )
+        content = {
+            "best": best.entry(),
+            **_measured(search, best),
+            "finalists": list(entries.values()),
+            "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
+            "pareto": trained_front or trials,
+            "trial_front": trials,
+            "baseline": search.baseline.entry() if search.baseline else None,
+            "trials": counts(records),
+            "spent": search.ledger.entry(),
+            "resolved": {what: found and found.to_json() for what, found in self._resolved(results).items()},
+            "failed": [
+                {"trial": one.number, "architecture": list(one.architecture.choices), "reason": one.reason}
+                for one in records
+                if one.state is State.FAILED and not one.cached
+            ],
+            "coverage": search.coverage.to_json(),
+            "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
+            "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
+            "seconds": round(seconds, 2),
+            "versions": versions(),
+            **mesh_of(self.components.server),
+            **({} if learned is None else {"learned_from": learned.summary.to_json()}),
+            **search.results(),
+        }
+        log.write("result", content=content)
+        write_json(self.folder.result, content)
         log.write("phase", name="report", total=0, done=0)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords, without_passwords_in
-from l2l_nas.files import read_bytes, read_json, write_atomically, yaml_text
-from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.study.reading import read_steps, read_study
+from l2l_nas.files import write_atomically, yaml_text
+from l2l_nas.nas.study.reading import read_study
 from l2l_nas.nas.study.study import Study
 from l2l_nas.report.blocks import TakenApart
-from l2l_nas.report.card import SpaceSummary
-from l2l_nas.report.history import RunHistory, read_events, read_history
+from l2l_nas.report.history import read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import only_finite
@@ -28,16 +26,12 @@ from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.folder_settings import above, read_settings, typeable
 from l2l_nas.runs.groups import deviating
-from l2l_nas.runs.log import Log
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.runs.terminal import warn
-
-Found = TypeVar("Found")
 
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0
 _MAX_SHARE = 0.02  # of the run's time that goes into pages
-_MAX_PICTURE_BYTES = 2_000_000
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")
 
@@ -46,16 +40,14 @@ def gather(
     root: Path,
     *,
     is_running: bool,
-    records: Sequence[TrialRecord] | None = None,
-    goals: Sequence[Goal] = (),
-    steps: Mapping[str, float] | None = None,
+    study: Study | None = None,
     done: str = "",
 ) -> Summary:
     """Read a run's folder; nothing in it is run or imported.
 
     Args:
         is_running: whether a search is at work in it.
-        records, goals, steps: of the study, if they are available; otherwise they are read from it.
+        study: of the run, where it is open; otherwise it is read.
         done: how much of its phase the running search has done.
 
     Raises:
@@ -64,28 +56,31 @@ def gather(
     folder = RunFolder(root)
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    is_read = records is None
-    if records is None:
-        goals, records = read_study(folder.study)
-        steps = read_steps(folder.study)
-    log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
+    if study is None:
+        read = read_study(folder.study)
+        goals, records, steps, events = read.goals, read.records, read.steps, read.events
+    else:
+        goals, records, steps, events = study.goals, study.records, study.ledger.steps, tuple(study.log.events)
     try:
-        history = read_history(read_events(log), running_at=now if is_running else None)
+        history = read_history(events, running_at=now if is_running else None)
+        result = next((event["content"] for event in reversed(events) if event["event"] == "result"), None)
+        found = None if result is None else _best_of(result)
+        apart = None if result is None else TakenApart.from_json(result)
     except _FOREIGN as error:
-        raise _damaged(folder.log, error) from None
+        raise _damaged(folder.study, error) from None
     # a page is handed on. The file has all that a resume needs, also passwords in arguments of a space.
     saved = read_settings(folder.config)
     config = without_passwords_in(saved.whole)
-    found = _read(folder.result, _best_of)
-    records = only_finite(records, goals)
     cards = (history.card, *history.earlier)
-    if is_read and not all(any(card.offers(record.architecture) for card in cards) for record in records):
-        raise StorageError(
-            f"{folder.study}: holds an architecture of another space than {folder.log.name}; restore both"
-        )
-    records = [replace(r, in_space=r.in_space and history.card.offers(r.architecture)) for r in records]
-    found = _of_this_run(folder, history, found, goals)
+    told = [one.architecture for one in (*history.finalists, *([] if found is None else [found]))]
+    if not all(any(card.offers(one) for card in cards) for one in (*(r.architecture for r in records), *told)):
+        raise StorageError(f"{folder.study}: damaged (an architecture of another space); restore it")
+    records = tuple(
+        replace(r, in_space=r.in_space and history.card.offers(r.architecture)) for r in only_finite(records, goals)
+    )
+    if found is not None and not history.card.offers(found.architecture):
+        found = apart = None  # of the space as it was: it is not one to show
     try:
         trials = int(config["search"]["trials"])
         more = {"search.trials": 2 * trials} if history.state == "finished" else {}
@@ -95,8 +90,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, resume, seed,
-        steps=steps or {}, config=yaml_text(config),
-        apart=None if found is None else _read(folder.result, TakenApart.from_json),
+        steps=steps, config=yaml_text(config), apart=apart,
     )  # fmt: skip
 
 
@@ -122,52 +116,11 @@ def changed_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def _read(path: Path, build: Callable[[Any], Found]) -> Found | None:
-    """What a file of JSON holds; None where there is none."""
-    if not path.exists():
-        return None
-    content = read_json(path)
-    try:
-        return build(content)
-    except _FOREIGN as error:
-        raise _damaged(path, error) from None
-
-
 def _best_of(result: Any) -> Network:
     network = Network.from_json(result["best"])
     if not network.values:
         raise ValueError("the best network has no values")
     return network
-
-
-def _read_picture(path: Path) -> bytes:
-    """A picture to put into the page; nothing where there is none, or one too large."""
-    try:
-        content = read_bytes(path)
-    except StorageError:
-        return b""
-    return content if len(content) <= _MAX_PICTURE_BYTES else b""
-
-
-def _of_this_run(
-    folder: RunFolder, history: RunHistory, found: Network | None, goals: Sequence[Goal]
-) -> Network | None:
-    """The network in the result, if it is of the space as it is now; of the space as it was, it is not one to show.
-
-    Raises:
-        StorageError: files of different runs in one folder: an architecture is not of the space, or a value is missing.
-    """
-    named: list[tuple[Path, Network, tuple[SpaceSummary, ...]]]
-    named = [(folder.log, network, (history.card,)) for network in history.finalists]
-    if found is not None:
-        named.append((folder.result, found, (history.card, *history.earlier)))
-    for path, network, cards in named:
-        if not any(card.offers(network.architecture) for card in cards):
-            raise StorageError(f"{path}: holds an architecture of another space than {folder.log.name}; restore both")
-        for goal in goals:
-            if goal.name not in network.values:
-                raise StorageError(f"{path}: has no {goal.name}, which {folder.study.name} searched for; restore both")
-    return found if found is not None and history.card.offers(found.architecture) else None
 
 
 def page_of(root: Path, **about: Any) -> str:
@@ -194,33 +147,22 @@ def _damaged(path: Path, error: Exception) -> StorageError:
 
 
 class LivePage:
-    """Writes `report.html` of a run that is at work: every half minute, and at its end.
+    """Writes `report.html` of a search that is at work: every half minute, and at its end.
 
-    A page that cannot be made never costs the search, and never passes unseen: the log gets what went wrong with its
+    A page that cannot be made never costs the search, and never passes unseen: the study gets what went wrong with its
     traceback, the terminal one line, and the search goes on without it.
 
     Args:
-        study: gives the study, once it is open.
+        root: the run's folder.
+        study: of the search, which is open.
 
     Attributes:
         due_at: when to write it again, by `time.monotonic`.
         problem: what went wrong the last time, if anything did.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        log: Log,
-        console: Console,
-        *,
-        goals: Sequence[Goal],
-        study: Callable[[], Study | None],
-    ) -> None:
-        self._root = root
-        self._log = log
-        self._console = console
-        self._goals = goals
-        self._study = study
+    def __init__(self, root: Path, study: Study, console: Console) -> None:
+        self._root, self._study, self._console = root, study, console
         self.due_at = 0.0
         self.problem = ""
 
@@ -233,11 +175,7 @@ class LivePage:
         began = time.monotonic()
         before, fields = self.problem, {}
         try:
-            study = self._study()
-            records, steps = ((), {}) if study is None else (study.records, study.ledger.steps)
-            page = page_of(
-                self._root, is_running=is_running, records=records, goals=self._goals, steps=steps, done=done
-            )
+            page = page_of(self._root, is_running=is_running, study=self._study, done=done)
             write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page
@@ -246,7 +184,7 @@ class LivePage:
         seconds = time.monotonic() - began
         self.due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
         try:
-            self._log.write("page", seconds=round(seconds, 4), **fields)
+            self._study.log.write("page", seconds=round(seconds, 4), **fields)
         except StorageError as error:
             self.problem = self.problem or str(error)
         if self.problem and self.problem != before:

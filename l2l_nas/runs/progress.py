@@ -168,7 +168,6 @@ class Display(Callback):
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Callback.trial`."""
-        self._log.write("trial", **record.to_json())
         # the first record of a run that goes on meets those of before; later ones only the best so far
         known = records if self._best_record is None else (self._best_record, record)
         best = ranked(known, self._goals)

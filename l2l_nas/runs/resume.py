@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import read_bytes, read_json
-from l2l_nas.report.history import read_events
+from l2l_nas.files import write_json
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import explicit_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
@@ -35,7 +34,6 @@ from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 
 Conf = TypeVar("Conf")
 
-_ENDS = ("start", "done", "stopped", "failed")
 _EVALUATED = ("complete", "stopped", "failed")
 # "auto" is decided once for a run: sums of repeated layers depend on it
 _DECIDED = frozenset({"relay.keep", "relay.slots"})
@@ -247,21 +245,10 @@ def _covers(names: Collection[str], name: str) -> bool:
     return name in names or name.rpartition(".")[0] in names
 
 
-def last_end(folder: RunFolder) -> Mapping[str, Any]:
-    """The event in a run's log that tells how its last session ended; "start" if it was cut off; empty without any.
-
-    Raises:
-        StorageError: the log cannot be read.
-    """
-    log = read_bytes(folder.log).decode("utf-8", "replace") if folder.log.exists() else ""
-    ends = [event for event in read_events(log) if event["event"] in _ENDS]
-    return ends[-1] if ends else {}
-
-
 def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
     """The best value of a search with nothing left to do, and what to say; None of another.
 
-    Its result is written, and was asked for with the very same settings.
+    It came to its end, and was asked for with the very same settings. Its `result.json` is written again.
 
     Args:
         folder: the run's.
@@ -270,21 +257,23 @@ def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated
         evaluated: how many of the trials asked for its study has.
 
     Raises:
-        StorageError: its settings or its log cannot be read.
+        StorageError: its settings or its study cannot be read.
     """
-    if not is_done(folder, conf):
+    saved = SavedRun(folder)
+    if not is_done(saved, conf):
         return None
     try:
-        result = read_json(folder.result)
+        result = saved.result()
         value = float(result["best"]["values"][goal])
         if sum(result["trials"][state] for state in _EVALUATED) != evaluated:
             return None
     except (StorageError, KeyError, TypeError, ValueError):
-        return None  # lost or damaged: it is made again
+        return None  # it is made again
+    write_json(folder.result, result)
     total = conf.search.trials
     assert total is not None  # decided before
     line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
-    return value, f"{line}; for more: {SavedRun(folder).resume_command({'search.trials': 2 * total})}"
+    return value, f"{line}; for more: {saved.resume_command({'search.trials': 2 * total})}"
 
 
 def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
@@ -293,32 +282,36 @@ def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
     Raises:
         StorageError: its settings or its log cannot be read.
     """
-    if not is_done(folder, conf) or (conf.export and not folder.export.is_dir()):
+    saved = SavedRun(folder)
+    if not is_done(saved, conf) or (conf.export and not folder.export.is_dir()):
         return ""
     try:
-        if read_json(folder.result)["last"]["step"] != conf.train.steps:
+        result = saved.result()
+        if result["last"]["step"] != conf.train.steps:
             return ""
     except (StorageError, KeyError, TypeError):
-        return ""  # lost or damaged: it is made again
+        return ""  # it is made again
+    write_json(folder.result, result)
     steps = conf.train.steps
     line = f"finished: {steps} of {steps} steps are done and the result is written, nothing to do"
-    return f"{line}; for more: {SavedRun(folder).resume_command({'train.steps': max(1, 2 * steps)})}"
+    return f"{line}; for more: {saved.resume_command({'train.steps': max(1, 2 * steps)})}"
 
 
-def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
+def is_done(saved: SavedRun, conf: SearchConf | RetrainConf) -> bool:
     """Whether a run was done when it ended last, and was asked for with the very same settings."""
-    if not folder.config.exists() or last_end(folder).get("event") != "done":
+    if not saved.folder.config.exists() or saved.last_end.get("event") != "done":
         return False  # the result, if any, is from before it was gone on with
-    return all(rule_of(name).is_free for name in changes(SavedRun(folder).settings.whole, conf))
+    return all(rule_of(name).is_free for name in changes(saved.settings.whole, conf))
 
 
 def is_over(folder: RunFolder) -> bool:
-    """Whether a run has a result that can be read: it came to its end, or a callback ended it."""
-    end = last_end(folder)
+    """Whether a run has a result: it came to its end, or a callback ended it."""
+    saved = SavedRun(folder)
+    end = saved.last_end
     try:
-        return (end.get("event") == "done" or bool(end.get("by"))) and bool(read_json(folder.result))
+        return (end.get("event") == "done" or bool(end.get("by"))) and bool(saved.result())
     except StorageError:
-        return False  # lost or damaged: it is made again
+        return False  # lost: it is made again
 
 
 def refuse_other_settings(folder: RunFolder, conf: SearchConf | RetrainConf) -> None:

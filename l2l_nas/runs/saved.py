@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from l2l_nas.arguments import of_argument
 from l2l_nas.cost.closed_form import path_states
@@ -14,8 +14,9 @@ from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
-from l2l_nas.files import parsing, read_json
+from l2l_nas.files import parsing, read_bytes, read_json
 from l2l_nas.report.comparison import Comparison, goals_of, pair_of
+from l2l_nas.report.history import Event, read_events
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
@@ -31,6 +32,12 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.overlap import HeldOut, chosen_by
 from l2l_nas.training.problem import Problem
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.study.reading import StudyContents
+
+# events that begin or end a session
+_ENDS = ("start", "done", "stopped", "failed")
 
 
 def name_in(config: Any, name: str) -> Any:
@@ -62,6 +69,35 @@ class SavedRun:
             return "search" if isinstance(self.settings.whole.get("search"), dict) else "train"
         return "search" if self.folder.study.exists() or not self.folder.architecture.exists() else "train"
 
+    @cached_property
+    def study(self) -> StudyContents | None:
+        """What its study tells; None of a training. Raises StorageError: it is damaged."""
+        if not self.folder.study.exists():
+            return None
+        from l2l_nas.nas.study.reading import read_study  # with all of Optuna: only where it is needed
+
+        return read_study(self.folder.study)
+
+    @cached_property
+    def events(self) -> Sequence[Event]:
+        """What it tells of itself, in order: trials among them of a search, which has them in its study.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        if self.study is not None:
+            return self.study.events
+        return read_events(read_bytes(self.folder.log).decode("utf-8", "replace")) if self.folder.log.exists() else ()
+
+    @property
+    def last_end(self) -> Event:
+        """What tells how its last session ended; "start" if it was cut off; empty without any.
+
+        Raises:
+            StorageError: its events cannot be read.
+        """
+        return next((event for event in reversed(self.events) if event["event"] in _ENDS), {})
+
     @property
     def noun(self) -> str:
         """The same in a sentence."""
@@ -81,18 +117,18 @@ class SavedRun:
             raise StorageError(f"{root} holds no run")
 
     def result(self) -> Any:
-        """What is in its `result.json`.
+        """What it came to last, as `result.json` tells it, which nothing here reads.
 
         Raises:
-            StorageError: it is damaged, or missing, as the run has not finished.
+            StorageError: its events are damaged; or it came to nothing, as the run has not finished.
         """
-        path = self.folder.result
-        if not path.exists():
-            self.refuse_none()
-            raise StorageError(
-                f"{path}: missing, the {self.noun} has not finished; go on with: {self.resume_command()}"
-            )
-        return read_json(path)
+        for event in reversed(self.events):
+            if event["event"] == "result":
+                return event.get("content")
+        self.refuse_none()
+        raise StorageError(
+            f"{self.folder.root}: no result, as the {self.noun} has not finished; go on with: {self.resume_command()}"
+        )
 
 
 def compared(folders: Sequence[Path]) -> Comparison | None:
@@ -107,7 +143,7 @@ def compared(folders: Sequence[Path]) -> Comparison | None:
         run = RunFolder(folder)
         with of_argument(f"results[{number}]"):
             content = SavedRun(run).result()
-            with parsing(run.result, "the result of a search", advice="restore it"):
+            with parsing(run.root, "the result of a search", advice="restore it"):
                 goals.append(goals_of(content)[0])
                 pairs.append(pair_of(content, goals[-1]))
     if any(goal != goals[0] for goal in goals):
@@ -175,7 +211,9 @@ def load_found(
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
     saved = SavedRun(folder)
-    result, config, withheld = saved.result(), saved.config, saved.settings.withheld
+    saved.refuse_none()
+    config, withheld = saved.config, saved.settings.withheld
+    result = saved.result()
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
@@ -193,7 +231,7 @@ def load_found(
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
-        raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
+        raise StorageError(f"{folder.config}, or the result of the run: damaged ({error}); restore it") from None
     own = {name: value for name, value in withheld.items() if name.partition(".")[0] in ("space", "data")}
     own = must_be_named(own, explicit={"space.pool"} if pool else (), schema=SearchConf)
     if own and problem is None:
@@ -210,7 +248,7 @@ def load_found(
     needs = path_states(problem.pool, architecture)
     if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
         raise StorageError(
-            f"{folder.best}: not the weights that {folder.result.name} tells of: a {saved.noun} was cut off "
+            f"{folder.best}: not the weights that the run's result tells of: a {saved.noun} was cut off "
             f"while it wrote them; let it finish with: {saved.resume_command()}"
         )
     problem = problem_on(problem, server)
@@ -344,10 +382,11 @@ def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitectur
         raise StorageError(f"run={run}: no such folder")
     if architecture:
         return _read(Path(architecture))
-    path = folder.architecture if folder.architecture.exists() else folder.result
-    if not path.exists():
+    if not folder.architecture.exists():
+        if folder.config.exists():
+            read_settings(folder.config)  # which knows a run of version 0.1.0
         raise StorageError(f"{run}: holds no architecture.json; a search writes it when it has finished")
-    return _read(path)
+    return _read(folder.architecture)
 
 
 def run_of(path: Path) -> RunFolder | None:

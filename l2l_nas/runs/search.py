@@ -12,7 +12,7 @@ from rich.console import Console
 
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import SettingError, StorageError, one_line
-from l2l_nas.files import make_folder, read_bytes, write_yaml
+from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.inline import InlineExecutor, population_size
@@ -33,7 +33,6 @@ from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import build_components
 from l2l_nas.runs.learn_from import write_tasks
 from l2l_nas.runs.locate import compare_published
-from l2l_nas.runs.log import Log
 from l2l_nas.runs.mesh import left_whole
 from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
@@ -112,12 +111,10 @@ class SearchRun:
             return self._go(started, resume=resume, workers=workers)
 
     def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
-        is_begun = resume and self.folder.log.exists()
-        before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
-        log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
-        page = LivePage(self.folder.root, log, self.console, goals=self.goals, study=lambda: study)
+        page: LivePage | None = None
+        before = 0.0
         try:
             is_bare = self.conf.resume and self.start.is_new
             if not resume:
@@ -125,12 +122,14 @@ class SearchRun:
             if not resume and self.components.learned is not None:  # before there is a trial that follows from it
                 write_tasks(self.folder, self.components.learned)
             study = self._study(resume=resume)
+            before = seconds_of(study.log.events)
+            page = LivePage(self.folder.root, study, self.console)
             self._refuse_fewer_trials(study)
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(
                 self.console,
-                log,
+                study.log,
                 goals=self.goals,
                 budget=self.components.search.budget,
                 workers=self.conf.search.workers,
@@ -146,26 +145,26 @@ class SearchRun:
                     return value
                 search.refuse_uncounted()
                 self._write_settings()
-                self._begin(study, log, resume=resume)
+                self._begin(study, resume=resume)
                 best = search.run()
                 if search.context.baseline is not None:
-                    log.write("baseline", **search.context.baseline.entry())
-            self._end(search.context, best, log, page, before=before, seconds=time.monotonic() - started)
+                    study.log.write("baseline", **search.context.baseline.entry())
+            self._end(search.context, best, page, before=before, seconds=time.monotonic() - started)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or before or after the search
-            self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
+            self._stop(study, search, page, seconds=before + time.monotonic() - started)
             # a sweep goes on after a run that a callback stopped
             by = self.stopped_by
             raise Stopped(*([] if by is None else [f"by callback {type(by).__name__}"])) from None
         except Exception as error:
-            if log.is_begun:  # what is refused before leaves the folder as it is
+            # what is refused before leaves the folder as it is
+            if study is not None and page is not None and study.log.is_begun:
                 with contextlib.suppress(StorageError):
-                    log.write("failed", reason=one_line(explain(error)))
+                    study.log.write("failed", reason=one_line(explain(error)))
                     page.write(is_running=False)
             raise
         finally:
             if self._seen is not None:
                 self._seen.end()
-            log.close()
             self.components.problem.data.close()
         return best.values[self.goals[0].name]
 
@@ -184,9 +183,9 @@ class SearchRun:
         if done > asked and "search.trials" in self.explicit:
             raise SettingError(f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}")
 
-    def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
+    def _begin(self, study: Study, *, resume: bool) -> None:
         """Write what a search is of, and tell it."""
-        components, training = self.components, self.components.training
+        components, training, log = self.components, self.components.training, study.log
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
         about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
@@ -205,9 +204,7 @@ class SearchRun:
         if self.start.left_out:
             self.console.print(self.start.left_out, soft_wrap=True)
 
-    def _end(
-        self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float
-    ) -> None:
+    def _end(self, search: SearchContext, best: Finalist, page: LivePage, *, before: float, seconds: float) -> None:
         """Write what was found, and show it.
 
         Args:
@@ -215,23 +212,23 @@ class SearchRun:
             seconds: of this one.
         """
         self.output.write_weights(search, best)
-        files = self.output.write(search, best, log, seconds=before + seconds)
+        files = self.output.write(search, best, seconds=before + seconds)
         if self.components.training.trace is not None:
             write_trace(self.folder, self.components.training.trace, self.console)
-        log.write("done", best=best.record.number)
+        search.study.log.write("done", best=best.record.number)
         page.write(is_running=False)
         self.output.show(search, best, files, page, seconds=seconds)
 
-    def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
+    def _stop(self, study: Study | None, search: Search | None, page: LivePage | None, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
         best, by = None, type(self.stopped_by).__name__ if self.stopped_by is not None else ""
         if search is not None and by:
             best = search.context.best_so_far()
             if best is not None:
                 self.output.write_weights(search.context, best)
-                self.output.write(search.context, best, log, seconds=seconds)
-        if study is not None:
-            log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
+                self.output.write(search.context, best, seconds=seconds)
+        if study is not None and page is not None:
+            study.log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
         trials = self.components.search.budget.trials
         at, phase = f" after {num_evaluated(study.records)} of {trials} trials, all saved" if study else "", None

@@ -15,7 +15,7 @@ from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
+from l2l_nas.files import make_folder, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Callbacks, Numbers, Stopped, build_callbacks
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.report.charts.curve import curve_sheet
@@ -28,7 +28,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import compare_published, load_problem
-from l2l_nas.runs.log import Log
+from l2l_nas.runs.log import Log, LogFile
 from l2l_nas.runs.mesh import left_whole, mesh_of, refuse_undivided
 from l2l_nas.runs.origin import (
     NO_TEST,
@@ -44,10 +44,7 @@ from l2l_nas.runs.origin import (
 from l2l_nas.runs.progress import Display
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_training, refuse_start, training_start
-from l2l_nas.runs.saved import (
-    SCRATCH,
-    data_warning,
-)
+from l2l_nas.runs.saved import SCRATCH, SavedRun, data_warning
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.shared import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.terminal import say, warn
@@ -108,9 +105,9 @@ class TrainRun:
         check_bounds(conf)
         problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
         self.warning = ""
-        if start.source is not None and start.source.result.exists():
-            with contextlib.suppress(StorageError):  # it is not needed
-                self.warning = data_warning(problem.data, read_json(start.source.result), start.source.root)
+        if start.source is not None:
+            with contextlib.suppress(StorageError):  # it has none, which is not needed
+                self.warning = data_warning(problem.data, SavedRun(start.source).result(), start.source.root)
         self.architecture = start.choice.of(problem.pool)
         metrics = problem.task.metrics
         metric = conf.metric or next(iter(metrics))
@@ -142,9 +139,8 @@ class TrainRun:
         return best.values[self.conf.metric]
 
     def _go(self, started: float) -> Validation:
-        is_begun = not self.is_new and self.folder.log.exists()
-        before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
-        log = Log(self.folder.log)
+        before = 0.0 if self.is_new else seconds_of(SavedRun(self.folder).events)
+        log = LogFile(self.folder.log)
         seen: Callbacks | None = None
         try:
             with Display(self.console, log, lead=self.ranks.lead) as display:
@@ -165,7 +161,7 @@ class TrainRun:
             if "test" in scores:
                 Numbers(seen, "training").values("test", scores["test"].values, step=best.step)
             seconds = before + time.monotonic() - started
-            self._write(server, best, training.validations, scores, seconds=seconds)
+            self._write(server, best, training.validations, scores, log, seconds=seconds)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -250,6 +246,7 @@ class TrainRun:
         best: Validation,
         validations: Sequence[Validation],
         scores: Mapping[str, Score],
+        log: Log,
         *,
         seconds: float,
     ) -> None:
@@ -260,7 +257,9 @@ class TrainRun:
             server = server.another()
             checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
-        write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
+        result = self._result(best, validations, scores, seconds=seconds)
+        log.write("result", content=result)
+        write_json(self.folder.result, result)
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
         if conf.export and export_or_warn(
             self.console,

@@ -15,9 +15,9 @@ from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.study.reading import read_study
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, optuna_as_it_was, quiet_optuna
-from l2l_nas.report.history import read_events
 from l2l_nas.runs.api import SearchResult
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -114,7 +114,7 @@ def check_callback(build: Callable[[], Callback]) -> None:
         alone = searched(Path(scratch) / "alone")
         folder = Path(scratch) / "seen"
         seen = searched(folder, callbacks=[build()])
-        events = read_events((folder / "log.jsonl").read_text(encoding="utf-8"))
+        events = read_study(folder / "study.log").events
         problems = [event["problem"] for event in events if event["event"] == "callback"]
         assert not problems, problems[0]
         assert _outcome(seen) == _outcome(alone), "with the callback, the search found something else than without"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.study.reading import read_study
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved import SavedRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,19 +84,8 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def events(folder: Path, name: str = "trial") -> list[dict[str, Any]]:
-    """Whole lines of the log of one kind; a kill may cut the last one off."""
-    log = folder / "log.jsonl"
-    if not log.is_file():
-        return []
-    found = []
-    for line in log.read_text(errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("event") == name:
-            found.append(event)
-    return found
+    """Events of one kind that a run has told of so far, from its own folder or file."""
+    return [dict(event) for event in SavedRun(RunFolder(folder)).events if event["event"] == name]
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -106,10 +99,12 @@ def contents(folder: Path) -> dict[str, str]:
 
 def assert_pages_whole(place: Path) -> None:
     """Every search below a folder wrote its page whole, and wrote one after it was done."""
-    for log in place.rglob("log.jsonl"):
-        folder = log.parent
-        if not events(folder, "space"):
-            continue  # a training, or a bench: these have no page
+    for study in place.rglob("study.log"):
+        folder = study.parent
+        try:
+            read_study(study)
+        except StorageError:
+            continue  # what a test has damaged
         problems = [event for event in events(folder, "page") if "problem" in event]
         assert not problems, f"{folder}: {problems[0]['problem']}\n{problems[0].get('traceback', '')}"
         if events(folder, "done"):

@@ -15,6 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.page import changed_settings, gather
 from tests.cli.runs import TINY
+from tests.studies import add_event
 
 AWKWARD = [
     "a b",
@@ -97,6 +98,5 @@ def test_the_page_s_command_goes_on_with_a_run_in_a_folder_with_an_awkward_name(
     assert command[-2:] == ["space.pool=tiny.py:build", "search.trials=24"]
     assert main(command[3:]) == 0
     assert json.loads((run / "result.json").read_text())["trials"]["complete"] == 24
-    with (run / "log.jsonl").open("a") as log:
-        log.write('{"event": "start", "time": 0}\n')  # and was killed: it goes on to the trials asked for
+    add_event(run, "start")  # and was killed: it goes on to the trials asked for
     assert shlex.split(gather(run, is_running=False).resume) == command[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 
 from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents
+from tests.studies import change_result
 
 
 def damage_study(run):
@@ -105,21 +107,19 @@ def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
         assert f"{path.name}: damaged" in refused(command, "run=run", mine)
     assert contents(finished) == before
     path.write_bytes(whole)
-    result = (finished / "result.json").read_text()
-    (finished / "result.json").write_text(result.replace('"loss": 0.', '"loss": 1.'))
+    study = (finished / "study.log").read_bytes()
+    change_result(finished, lambda content: json.loads(json.dumps(content).replace('"loss": 0.', '"loss": 1.')))
     assert "let it finish with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in refused(
         "evaluate", "run=run", mine
     )
-    (finished / "result.json").write_text(result[:50])
-    assert "result.json: damaged, not JSON" in refused("evaluate", "run=run", mine)
-    (finished / "result.json").unlink()
+    change_result(finished, lambda _: None)
     assert (
         "the search has not finished; go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
         in refused("evaluate", "run=run", mine)
     )
-    (finished / "result.json").write_text(result)
+    (finished / "study.log").write_bytes(study)
     (finished / "config.yaml").write_text("space: 5")
-    assert "config.yaml or result.json: damaged" in refused("evaluate", "run=run", mine)
+    assert "config.yaml, or the result of the run: damaged" in refused("evaluate", "run=run", mine)
 
 
 def test_the_copy_is_what_tests_harm(finished_once, finished):

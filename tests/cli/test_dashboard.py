@@ -40,7 +40,7 @@ def test_the_dashboard_shows_every_trial_of_a_run(finished, grows):
     (study,) = json.loads(fetch(app, "/api/studies"))["study_summaries"]
     assert (study["study_name"], study["directions"]) == ("search", ["maximize", "minimize"])
     shown = json.loads(fetch(app, f"/api/studies/{study['study_id']}", "after=0"))["trials"]
-    _, records = read_study(finished / "study.log")
+    records = read_study(finished / "study.log").records
     assert [trial["number"] for trial in shown] == [record.number for record in records]
     for trial, record in zip(shown, records, strict=True):
         assert trial["values"] == list(record.values.values())

@@ -15,6 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.eps.manifest import digest_of
 from l2l_nas.report.text import with_error
 from tests.cli.runs import contents, environment
+from tests.studies import change_result
 
 WORDS = (
     "search",
@@ -107,10 +108,13 @@ def test_export_writes_the_same_network_elsewhere(run, tmp_path, monkeypatch, ca
 def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run, tmp_path, capsys):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    result = json.loads((copy / "result.json").read_text())
-    true = result["best"]["values"]["accuracy"]
-    result["best"]["values"]["accuracy"] = 0.125
-    (copy / "result.json").write_text(json.dumps(result))
+    true = json.loads((copy / "result.json").read_text())["best"]["values"]["accuracy"]
+
+    def other(result):
+        result["best"]["values"]["accuracy"] = 0.125
+        return result
+
+    change_result(copy, other)
     manifest = copy / "best" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["extra"]["values"]["accuracy"] = 0.125
@@ -184,6 +188,5 @@ def test_weights_that_are_missing_do_not_start_from_their_seeds(finished, refuse
 
 @pytest.mark.parametrize("best", [7, None, [], "best"])
 def test_a_result_whose_best_is_none_is_one_line(finished, refused, best):
-    result = json.loads((finished / "result.json").read_text())
-    (finished / "result.json").write_text(json.dumps({**result, "best": best}))
+    change_result(finished, lambda result: {**result, "best": best})
     assert "damaged" in refused("evaluate", "run=run", "space.pool=tiny.py:build")

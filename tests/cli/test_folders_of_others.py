@@ -21,6 +21,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.eps.manifest import digest_of
 from tests.cli.runs import contents
+from tests.studies import change_events, change_result
 
 POOL = "space.pool=tiny.py:build"
 READERS = {
@@ -72,12 +73,11 @@ def text(name, old, new):
 
 
 def result(change):
-    def harm(run):
-        content = json.loads((run / "result.json").read_text())
+    def changed(content):
         change(content)
-        (run / "result.json").write_text(json.dumps(content))
+        return content
 
-    return harm
+    return lambda run: change_result(run, changed)
 
 
 def state_file(name):
@@ -187,7 +187,7 @@ HARMS = {
     "escapes in a key": config(lambda content: content.update({ESCAPE: ESCAPE, "executor": {"name": ESCAPE}})),
     "escapes in a result": all_strings,
     "escapes in keys of a result": result(lambda content: content["best"]["values"].update({ESCAPE: 1.0})),
-    "escapes in a log": text("log.jsonl", '"time"', f'{json.dumps(ESCAPE)}: 1, "time"'),
+    "escapes in events": lambda run: change_events(run, lambda event: {**event, ESCAPE: 1}),
     "escapes for candidates": result(lambda content: content["best"].update(architecture=[ESCAPE] * 6)),
     "a repeat that is elsewhere": result(lambda content: content["best"].update(repeat=-1)),
     "a state's file elsewhere": state_file("../../outside/weights.safetensors"),
@@ -199,10 +199,8 @@ HARMS = {
     "a link for a size": link_to_outside("sizes/small"),
     "a link for weights": link_to_outside("weights"),
     "a pipe for the study": fifo("study.log"),
-    "a pipe for the log": fifo("log.jsonl"),
     "a pipe for the result": fifo("result.json"),
     "another's study by a second name": hard_link("study.log"),
-    "another's log by a second name": hard_link("log.jsonl"),
     "another's result by a second name": hard_link("result.json"),
 }
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.sweep import outcome
+from l2l_nas.runs.log import LogFile
 from tests.cli.runs import TINY, contents, events, start
 
 WORDS = ("search", "-m", "space.pool=tiny.py:build", *TINY, "search.trials=4", "folder=sweep")
@@ -106,7 +108,8 @@ def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
 
 @pytest.mark.parametrize("content", ["[]", "3", '"best"', '{"mean_values": null}', '{"best": {"values": []}}'])
 def test_a_result_that_is_none_is_told_of_in_one_line(content, tmp_path):
-    (tmp_path / "result.json").write_text(content)
+    with closing(LogFile(tmp_path / "log.jsonl")) as log:
+        log.write("result", content=json.loads(content))
     assert outcome(tmp_path)["error"].startswith("its result cannot be used (")
 
 

@@ -46,7 +46,7 @@ def test_workers_of_an_own_executor_end_with_a_driver_that_is_killed(pool, tmp_p
     children: set[int] = set()
     try:
         wait_for(lambda: len(children_of(process.pid)) >= 2, process)  # a server or a tracker is one of them
-        wait_for(lambda: not trials or (Path("run/log.jsonl").exists() and len(events(Path("run"))) >= trials), process)
+        wait_for(lambda: not trials or (Path("run/study.log").exists() and len(events(Path("run"))) >= trials), process)
         time.sleep(0.3 if trials else 1.0)  # the second one begins
         children = children_of(process.pid)
         process.send_signal(signal.SIGKILL)

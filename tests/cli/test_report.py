@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from l2l_nas.runs import page
 from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents, environment, events, start
 from tests.report.pages import HOSTILE, Reader
-from tests.studies import unchained
+from tests.studies import add_event, change_events, change_result, unchained
 
 PARTS = ("validation", "test")
 OWN = "space.pool=tiny.py:build"
@@ -29,19 +30,13 @@ def read(path) -> Reader:
     return reader
 
 
-def lines_of(run) -> list[dict]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def write_lines(run, lines) -> None:
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def cut_off(run, *, after: str) -> None:
     """As if the search had been killed after the last event of this name."""
-    lines = lines_of(run)
-    last = max(index for index, line in enumerate(lines) if line.get("name", line["event"]) == after)
-    write_lines(run, lines[: last + 1])
+    path = run / "study.log"
+    lines = path.read_bytes().splitlines(keepends=True)
+    told = [next(iter(json.loads(line).get("system_attr", {"": {}}).values())) for line in lines]
+    names = [one.get("name", one.get("event")) if isinstance(one, dict) else None for one in told]
+    path.write_bytes(b"".join(lines[: len(names) - names[::-1].index(after)]))
     (run / "result.json").unlink()
 
 
@@ -191,21 +186,30 @@ def changed(name: str, old: str, new: str):
     return harm
 
 
+def no_events(run):
+    change_events(run, lambda event: None)
+
+
+def of_space(name):
+    def renamed(event):
+        return json.loads(json.dumps(event).replace("tanh", name)) if event["event"] == "space" else event
+
+    return lambda run: change_events(run, renamed)
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
         (missing("study.log"), "study.log: there is no study; check the folder"),
         (cut("study.log", 300), "study.log: does not read as a study"),
         (changed("study.log", '{"op_code":0', '{"op_code":"0"'), "study.log: damaged"),
-        (missing("log.jsonl"), "log.jsonl: no such file"),
-        (cut("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
-        (changed("log.jsonl", 'tanh"', 'tnah"'), "study.log: holds an architecture of another space than log.jsonl"),
+        (no_events, "study.log: damaged (it does not tell what was searched)"),
+        (of_space("tnah"), "study.log: damaged (an architecture of another space)"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),
         (changed("config.yaml", "trials: 12", "trials: many"), "config.yaml: damaged"),
         (changed("config.yaml", "pool: ", "!!python/object/apply:os.mkdir "), "config.yaml: damaged"),
-        (changed("result.json", '"best"', '"bets"'), "result.json: damaged (no 'best')"),
-        (changed("result.json", '"accuracy"', '"acuracy"'), "result.json: has no accuracy"),
+        (partial(change_result, change=lambda content: {}), "study.log: damaged (no 'best')"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -239,8 +243,8 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     config["space"] = {"pool": "evil.py:build", "args": {HOSTILE: HOSTILE}}
     config["sampler"] = {"name": HOSTILE}
     (finished / "config.yaml").write_text(yaml.safe_dump(config))
-    lines = lines_of(finished)
-    for line in lines:
+
+    def hostile(line):
         if line["event"] == "start":
             line["versions"] = {HOSTILE: HOSTILE}
         if line["event"] == "space":
@@ -248,7 +252,10 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
                 line["sizes"] |= {f"{position['name']}{HOSTILE}/{name}": 1 for name in position["candidates"]}
                 position["name"] += HOSTILE
                 position["output"] = HOSTILE
-    write_lines(finished, [*lines, {"event": "phase", "time": lines[-1]["time"], "name": HOSTILE}])
+        return line
+
+    change_events(finished, hostile)
+    add_event(finished, "phase", name=HOSTILE)
     shutil.copy(finished / "report.html", finished.parent / "normal.html")
     assert main(["report", "run=run"]) == 0
     reader = read(finished / "report.html")

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved import SavedRun
 from tests.cli.runs import TINY, events
-from tests.studies import saved_study
+from tests.studies import change_result, saved_study
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
@@ -20,7 +22,7 @@ def read(path):
 @pytest.mark.parametrize("pictures", [[], ["pareto.png"]])
 def test_what_draws_pictures_is_called_missing_where_none_was_drawn(finished, capsys, monkeypatch, pictures):
     monkeypatch.setattr("l2l_nas.runs.output.Output._draw_front", lambda *_: [("picture", name) for name in pictures])
-    (finished / "result.json").unlink()
+    change_result(finished, lambda _: None)
     assert main([*WORDS, "resume=run"]) == 0
     said = capsys.readouterr().out
     assert ("matplotlib" in said) == (not pictures)
@@ -58,8 +60,8 @@ def test_a_folder_s_files_say_the_same(finished):
     assert result["seconds"] > 0
     assert {"torch", "optuna", "python", "l2l_nas"} <= result["versions"].keys()
     assert "pool: tiny.py:build" in (finished / "config.yaml").read_text()
-    first = (finished / "log.jsonl").read_text().splitlines()[0]
-    assert json.loads(first)["event"] == "start"
+    first = next(event for event in SavedRun(RunFolder(finished)).events if event["event"] != "trial")
+    assert first["event"] == "start"
     assert events(finished, "done")[0]["best"] == result["best"]["trial"]
     assert (finished / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
@@ -82,11 +84,3 @@ def test_plain_output_has_no_escape_codes_and_a_line_for_each_phase(pool, capsys
     assert not said.err
     for word in ("warm-up", "search", "finalists", "best", "Finalists", "run/result.json"):
         assert word in said.out
-
-
-@pytest.mark.parametrize("content", ["", "\n", '{"event": "sta'])
-def test_a_log_line_that_a_kill_cut_off_does_not_hurt_the_next(finished, content):
-    (finished / "log.jsonl").write_text(content)
-    assert main([*WORDS, "resume=run"]) == 0
-    assert events(finished, "start")
-    assert events(finished, "done")

@@ -142,10 +142,10 @@ def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("log.jsonl", ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]),
+        ("study.log", ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]),
         ("data.npz", ["search", "space.pool=tiny.py:pool", *TINY, "folder=new", "data.source=run/data.npz"]),
         ("page.html", ["report", "run=run", "out=run/page.html"]),
-        ("result.json", ["report", "run=run"]),
+        ("config.yaml", ["report", "run=run"]),
     ],
 )
 def test_a_pipe_where_a_file_is_expected_is_one_line(finished, refused, name, command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, TrialError
-from l2l_nas.files import write_json
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.log import LogFile
 from tests.cli.runs import TINY, contents
+from tests.studies import change_result
 
 FOUND = {"best": {"values": {"accuracy": 0.5}}, "objectives": [{"name": "accuracy"}], "seconds": 1.0}
 REAL = ["search", "-m", "space.pool=tiny.py:build", *TINY, "search.warmup_steps=1", "search.finalists=0"]
@@ -28,7 +30,8 @@ class Quick:
     def go(self):
         self._folder.write_hydra(self._files)
         self._folder.config.write_text("seed: 0\n")
-        write_json(self._folder.result, FOUND)
+        with closing(LogFile(self._folder.log)) as log:
+            log.write("result", content=FOUND)
         return 0.5
 
 
@@ -67,7 +70,7 @@ def test_what_is_done_is_left_out_what_was_begun_goes_on_and_another_setting_is_
     before = contents(tmp_path / "s" / "0")
     assert "s/multirun.yaml is there already" in refused(*words)
     shutil.rmtree(tmp_path / "s" / "1")
-    (tmp_path / "s" / "2" / "result.json").unlink()  # as if it was killed before
+    change_result(tmp_path / "s" / "2", lambda _: None)  # as if it was killed before
     assert main([*words, "skip_done=true"]) == 0
     assert contents(tmp_path / "s" / "0") == before
     found = [json.loads((tmp_path / "s" / name / "result.json").read_text())["trials"] for name in "012"]

@@ -15,6 +15,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.training.fit import evaluate, in_micro_batches
 from tests.cli.runs import TINY, contents, events, write_pool
+from tests.studies import change_result
 
 OWN = "space.pool=tiny.py:build"
 SHORT = ("train", OWN, "train.steps=20", "train.validation_steps=5", "folder=out")
@@ -140,8 +141,8 @@ def test_other_data_than_those_of_the_run_are_told(finished, capsys):
     own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
     assert main([*QUICK, "run=run", "weights=best", "folder=other"]) == 0
     assert others in " ".join(capsys.readouterr().out.split())
-    for damaged in ("[1]", "{"):
-        Path("run/result.json").write_text(damaged)  # a training does not need it
+    for damaged in ([1], "best"):
+        change_result("run", lambda _, damaged=damaged: damaged)  # a training does not need it
         assert main([*QUICK, "run=run", "weights=best", f"folder=again{len(damaged)}"]) == 0
 
 

@@ -16,6 +16,7 @@ from l2l_nas.__main__ import main
 from tests.cli.runs import contents, events
 from tests.cli.test_train import OWN, QUICK, digests, read
 from tests.nursery import Nursery
+from tests.studies import change_result
 
 LONG = ("train", OWN, "run=run", "export=false", "train.steps=150", "train.validation_steps=4")
 EAGER_SAVES = ("train.checkpoint_seconds=0.02",)
@@ -127,7 +128,7 @@ def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_p
 @pytest.mark.slow
 def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, tmp_path, refused):
     assert main([*QUICK, "run=run"]) == 0
-    Path("out/result.json").unlink()
+    change_result("out", lambda _: None)
     assert "go on with: python -m l2l_nas train resume=out space.pool=tiny.py:build" in refused(
         "evaluate", "run=out", "space.pool=tiny.py:build"
     )

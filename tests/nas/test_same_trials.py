@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import l2l_nas
 from l2l_nas import Classification, Problem
+from tests.cli.runs import events
 from tests.nas.problems import data, pool_of
 
 STEPS = {"trials": 10, "steps_per_trial": 2, "finalists": 1, "finalist_steps": 4}
@@ -51,8 +50,7 @@ def test_an_inline_search_gives_the_trials_that_it_always_gave(name, tmp_path):
     problem = Problem(pool=pool_of("tanh", "relu", "skip", "wide", depth=3), data=data(), task=Classification())
     said = {"seed": 1, "export": False, "progress": False, **SEARCHES[name]}
     result = l2l_nas.search(problem, folder=str(tmp_path / "run"), **said)
-    events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    trials = [event for event in events if event["event"] == "trial"]
+    trials = events(tmp_path / "run")
     assert [trial["number"] for trial in trials] == list(range(len(trials)))
     best = " ".join(result.best.architecture.choices[1:-1])
     assert f"{', '.join(map(spelled, trials))}: {best}" == RECORDED[name]

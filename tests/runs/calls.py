@@ -9,7 +9,7 @@ SAID = {
     "steps_per_trial": 2, "finalists": 1, "finalist_steps": 5, "export": False,
 }  # fmt: skip
 # what one run differs in from the next
-_TIMES = ("seconds", "datetime_start", "datetime_complete")
+_TIMES = ("seconds", "ended", "datetime_start", "datetime_complete")
 
 
 def trials_of(folder):

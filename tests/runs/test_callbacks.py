@@ -11,7 +11,7 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Stopped
-from tests.cli.runs import TINY
+from tests.cli.runs import TINY, events
 from tests.runs.calls import SAID
 
 CALLBACK = """
@@ -133,9 +133,7 @@ def test_what_a_callback_raises_is_a_warning_and_the_search_has_its_result(probl
     (line,) = [line for line in said if "callback" in line]
     assert line.startswith("callback Bad.trial raised ConnectionError: no server (test_callbacks.py, line")
     assert any("relay.clip_scope has no effect" in line for line in said)
-    (event,) = [
-        e for e in map(json.loads, (result.folder / "log.jsonl").read_text().splitlines()) if e["event"] == "callback"
-    ]
+    (event,) = events(result.folder, "callback")
     assert "Traceback" in event["traceback"]
     assert capsys.readouterr().out == ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import write_json
 from l2l_nas.runs.evaluated import figures_of, note_evaluation
-from l2l_nas.runs.saved import LoadedRun, original_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.log import LogFile
+from l2l_nas.runs.saved import LoadedRun, SavedRun, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.export import build_network
 from l2l_nas.training.score import Score
@@ -34,13 +37,14 @@ NETWORK, ORIGINAL = "network", "original"
 
 def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
     folder.mkdir(exist_ok=True, parents=True)
-    write_json(folder / "result.json", {"best": best})
+    with closing(LogFile(folder / "log.jsonl")) as log:
+        log.write("result", content={"best": best})
     return str(folder)
 
 
 def texts_of(run: str | Path, original: str = "") -> dict[str, dict[str, object]]:
     """Values by text and network, of texts alone."""
-    result = json.loads((Path(run) / "result.json").read_text())
+    result = SavedRun(RunFolder(Path(run))).result()
     found = figures_of(str(run), result, original=original)
     assert list(found)[:2] == ["validation", "test"]
     return {
@@ -92,7 +96,7 @@ def test_the_original_stands_beside_the_network_where_both_were_measured_alike(t
     if changed == "text":
         text.write_text("another")
     note(run, text, 2.0, tokenizer="other" if changed == "tokenizer" else "t", original="pool")
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = SavedRun(RunFolder(tmp_path / "run")).result()
     *_, last = figures_of(run, result, original="pool").values()
     assert last[ORIGINAL]["values"] == {"p": 2.0}
     assert (NETWORK in last) is not bool(changed)
@@ -119,7 +123,7 @@ def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, text, conten
 
 
 def test_a_run_without_a_result_is_named(tmp_path, text):
-    with pytest.raises(StorageError, match=r"result\.json"):
+    with pytest.raises(StorageError, match="holds no run"):
         note(tmp_path, text, 3.0)
 
 

@@ -19,6 +19,7 @@ from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.space.growth import retired
 from tests.runs.learned import SEARCH, learned, learner
+from tests.studies import change_result
 
 # of a run on the data of the search that learns from it
 OWN_DATA = "{}: its scores are of this search's own data"
@@ -64,12 +65,11 @@ def test_runs_on_the_same_data_are_one_task(runs, problem):
 
 def test_an_earlier_run_that_chose_by_test_samples_of_the_search_is_told(runs, problem):
     """Run c has other data, of which some samples are those of this search's test part."""
-    result = Path("runs/c/result.json")
     (note,) = learned(problem, "runs/c").notes
     assert note.startswith("warning: runs/c chose by 4 of the 32 test samples")
     assert learned(problem, "runs/a").notes == (OWN_DATA.format("runs/a"),)
-    for damaged in ('{"data": {"digest": "0"}}', "{", None):  # of an earlier version; damaged; not finished
-        result.unlink() if damaged is None else result.write_text(damaged)
+    for damaged in ({"data": {"digest": "0"}}, [], None):  # it tells nothing; damaged; not finished
+        change_result("runs/c", lambda _, damaged=damaged: damaged)
         assert "does not tell by which samples" in learned(problem, "runs/c").notes[0]
     untested = replace(problem, data=replace(problem.data, test=None))
     assert learned(untested, "runs/c").notes == ()

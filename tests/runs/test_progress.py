@@ -10,8 +10,9 @@ from rich.console import Console
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.report.history import read_events
 from l2l_nas.runs import progress
-from l2l_nas.runs.log import Log
+from l2l_nas.runs.log import LogFile
 from l2l_nas.runs.progress import Display
 from tests.nas.problems import budget
 
@@ -22,7 +23,7 @@ def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(tmp_path, m
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     out = io.StringIO()
-    with closing(Log(tmp_path / "log.jsonl")) as log, Display(Console(file=out, width=100), log) as display:
+    with closing(LogFile(tmp_path / "log.jsonl")) as log, Display(Console(file=out, width=100), log) as display:
         display.phase("training", total=before + 100, done=before)
         for step in range(25):
             now += 1
@@ -53,7 +54,7 @@ def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weigh
         finalist_learning_rate=1.0, trial_weights=trial_weights, baseline="random",
     )  # fmt: skip
     goals = (Goal("accuracy", maximize=True),)
-    with closing(Log(tmp_path / "log.jsonl")) as log:
+    with closing(LogFile(tmp_path / "log.jsonl")) as log:
         ledger = SimpleNamespace(search_steps=spent)
         shown = Display(Console(file=io.StringIO()), log, goals=goals, budget=spend, ledger=ledger)
         for name, total, done in phases:
@@ -68,7 +69,7 @@ def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weigh
     [("blocks", 37, "37 of 153 blocks"), ("warm-up", 40, "40 of 153 steps of warm-up"), ("finalists", 9, "")],
 )
 def test_what_is_done_before_the_trials_is_told_in_its_own_words(tmp_path, phase, done, told):
-    with closing(Log(tmp_path / "log.jsonl")) as log:
+    with closing(LogFile(tmp_path / "log.jsonl")) as log:
         display = Display(Console(file=io.StringIO()), log)
         display.phase(phase, total=153, done=0)
         display.advance(done)
@@ -78,7 +79,7 @@ def test_what_is_done_before_the_trials_is_told_in_its_own_words(tmp_path, phase
 @pytest.mark.parametrize("gone", ["deleted", "moved", "another"])
 def test_a_log_that_is_not_there_any_more_ends_the_run(tmp_path, gone):
     """What is written from there on would be lost."""
-    log = Log(tmp_path / "log.jsonl")
+    log = LogFile(tmp_path / "log.jsonl")
     log.write("start")
     log.write("trial", number=0)
     (tmp_path / "log.jsonl").unlink() if gone == "deleted" else (tmp_path / "log.jsonl").rename(tmp_path / "other")
@@ -91,9 +92,18 @@ def test_a_log_that_is_not_there_any_more_ends_the_run(tmp_path, gone):
 
 def test_a_phase_without_work_is_not_shown(tmp_path):
     console = Console(file=io.StringIO())
-    with closing(Log(tmp_path / "log.jsonl")) as log:
+    with closing(LogFile(tmp_path / "log.jsonl")) as log:
         display = Display(console, log, goals=(), budget=budget())
         display.phase("warm-up", total=0, done=0)
         assert console.file.getvalue() == ""
         display.phase("search", total=3, done=0)
     assert "trial 0/3" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"event": "sta'])
+def test_a_log_line_that_a_kill_cut_off_does_not_hurt_the_next(tmp_path, content):
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+    with closing(LogFile(path)) as log:
+        log.write("start")
+    assert [event["event"] for event in read_events(path.read_text())] == ["start"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from torch import nn
 import l2l_nas
 from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec
 from l2l_nas.errors import SettingError
-from tests.cli.runs import environment
+from tests.cli.runs import environment, events
 
 PROBLEM = """\
 import torch
@@ -55,8 +54,7 @@ print(len(result.best.architecture.choices), "positions")
 
 
 def check(folder) -> None:
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    trials = [event for event in log if event["event"] == "trial" and not event["cached"]]
+    trials = [event for event in events(folder) if not event["cached"]]
     assert len(trials) == 4
     assert {trial["worker"] for trial in trials} <= {1, 2}
 

@@ -39,6 +39,7 @@ from l2l_nas.nas.study.storage import Opened, refuse_other
 
 # of a run's study
 STUDY_NAME = "search"
+_EVENT = "event_"  # attributes that are events
 _MOST_LINE_BYTES = 1 << 28  # what came of finalists is one line
 _BLOCK_BYTES = 1 << 16
 _RESTORE = "restore it from a copy, or start a new run"
@@ -186,6 +187,36 @@ def storage_of(path: Path) -> JournalStorage:
     return JournalStorage(JournalFile(path))
 
 
+class Journal:
+    """A study in a file, as Optuna has it, and its events; see [Note: events] in `events.py`.
+
+    Args:
+        name: of the study.
+
+    Raises:
+        KeyError: the file holds no study of this name.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._storage = storage_of(path)
+        self.study = optuna.load_study(storage=self._storage, study_name=name)
+        self._number = self._storage.get_study_id_from_name(name)
+        self._num_events = len(self.events())
+
+    def events(self) -> list[dict[str, Any]]:
+        """All of them, in order. Raises ValueError: one is none."""
+        found = self._storage.get_study_system_attrs(self._number)
+        events = [found[name] for name in sorted(name for name in found if name.startswith(_EVENT))]
+        if not all(isinstance(one, dict) and isinstance(one.get("event"), str) for one in events):
+            raise ValueError("an event without a name")
+        return events
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Keep an event behind those before."""
+        self._storage.set_study_system_attr(self._number, f"{_EVENT}{self._num_events:08d}", dict(event))
+        self._num_events += 1
+
+
 def create_journal(
     path: Path,
     *,
@@ -193,7 +224,7 @@ def create_journal(
     directions: Sequence[StudyDirection],
     metrics: Sequence[str],
     attributes: Mapping[str, Any],
-) -> optuna.Study:
+) -> Journal:
     """A new study, under its file's name only when it is whole.
 
     Raises:
@@ -212,7 +243,7 @@ def create_journal(
     return open_journal(path, name=name)
 
 
-def open_journal(path: Path, *, name: str) -> optuna.Study:
+def open_journal(path: Path, *, name: str) -> Journal:
     """The study of a file.
 
     Raises:
@@ -227,7 +258,7 @@ def open_journal(path: Path, *, name: str) -> optuna.Study:
         raise StorageError(f"{path}: there is no study; check the folder, or start without resume")
     with readable(path):
         try:
-            return optuna.load_study(storage=storage_of(path), study_name=name)
+            return Journal(path, name)
         except KeyError:
             raise StorageError(f"{path}: holds no study named '{name}'; check the folder") from None
 
@@ -290,11 +321,12 @@ class StudyFile:
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         metrics = [name for name, _ in identity["goals"]]
         if not self._resume:
-            self._study: optuna.Study = create_journal(
+            self._journal = create_journal(
                 self._path, name=STUDY_NAME, directions=directions, metrics=metrics, attributes=identity
             )
             return identity["space"], []
-        self._study = study = open_journal(self._path, name=STUDY_NAME)
+        self._journal = open_journal(self._path, name=STUDY_NAME)
+        study = self._journal.study
         with readable(self._path):
             found = study.user_attrs
             refuse_other(self.place, found, identity)
@@ -308,13 +340,21 @@ class StudyFile:
     def save(self, ended: FrozenTrial) -> int:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         with readable(self._path):
-            self._study.add_trial(ended)
-            return self._study.get_trials(deepcopy=False)[-1].number
+            self._journal.study.add_trial(ended)
+            return self._journal.study.get_trials(deepcopy=False)[-1].number
 
     def note(self, name: str, content: Any) -> None:
         with readable(self._path):
-            self._study.set_user_attr(name, content)
+            self._journal.study.set_user_attr(name, content)
 
     def noted(self, name: str) -> Any:
         with readable(self._path):
-            return self._study.user_attrs.get(name)
+            return self._journal.study.user_attrs.get(name)
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        with readable(self._path):
+            self._journal.append(event)
+
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        with readable(self._path):
+            return self._journal.events()

@@ -12,40 +12,10 @@ import optuna
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.study.events import Event, with_trials
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
 from l2l_nas.nas.study.ledger import LEDGER, phases_of, steps_of
 from l2l_nas.nas.study.study import FINALISTS, record_of
-
-
-def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
-    """Goals and finished trials.
-
-    Raises:
-        StorageError: the study is missing, damaged, or not one of this program.
-    """
-    study = load_study(path)
-    with readable(path):
-        return _goals_and_records(study)
-
-
-def read_steps(path: Path) -> dict[str, float]:
-    """Steps that each phase has spent, by its name; empty where not all were counted.
-
-    Raises:
-        StorageError: the study is missing, damaged, or not one of this program.
-    """
-    study = load_study(path)
-    with readable(path):
-        content = study.user_attrs.get(LEDGER)
-        return steps_of(phases_of(content)) if content is not None and content["complete"] else {}
-
-
-def _goals_and_records(study: optuna.Study) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
-    goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
-    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    if not 1 <= len(goals) <= 3:
-        raise ValueError(f"{len(goals)} objectives")
-    return goals, tuple(record_of(trial, goals) for trial in finished)
 
 
 @dataclass(frozen=True)
@@ -56,6 +26,8 @@ class StudyContents:
         finalists: that were trained further, without their weights.
         space: see `l2l_nas.eps.identity.space_of`.
         data: the digest of the data that its trials were scored on.
+        steps: that each phase has spent, by its name; empty where not all were counted.
+        events: trials among them; see `with_trials`.
     """
 
     goals: tuple[Goal, ...]
@@ -63,20 +35,24 @@ class StudyContents:
     finalists: tuple[Finalist, ...]
     space: Mapping[str, Any]
     data: str
+    steps: Mapping[str, float]
+    events: tuple[Event, ...]
 
 
-def study_contents(study: optuna.Study, place: object) -> StudyContents:
+def read_study(path: Path) -> StudyContents:
     """What a study tells that a search of this program has written.
 
-    Args:
-        place: where it is, for errors.
-
     Raises:
-        StorageError: it is damaged, or not one of this program.
+        StorageError: it is missing, damaged, or not one of this program.
     """
-    with readable(place):
-        goals, records = _goals_and_records(study)
-        attributes = study.user_attrs
+    journal = open_journal(path, name=STUDY_NAME)
+    with readable(path):
+        attributes = journal.study.user_attrs
+        goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in attributes["goals"])
+        if not 1 <= len(goals) <= 3:
+            raise ValueError(f"{len(goals)} objectives")
+        finished = [trial for trial in journal.study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        records = tuple(record_of(trial, goals) for trial in finished)
         by_number = {record.number: record for record in records}
         trained = (attributes.get(FINALISTS) or {}).get("finalists", ())
         finalists = tuple(Finalist.from_json(one, by_number) for one in trained if "given_up" not in one)
@@ -86,7 +62,10 @@ def study_contents(study: optuna.Study, place: object) -> StudyContents:
             isinstance(names, list) and all(isinstance(name, str) for name in names) for names in places.values()
         ):
             raise TypeError("its space is none")
-        return StudyContents(goals, records, finalists, space, str(attributes["data"]))
+        ledger = attributes.get(LEDGER)
+        steps = steps_of(phases_of(ledger)) if ledger is not None and ledger["complete"] else {}
+        events = tuple(with_trials(journal.events(), records))
+        return StudyContents(goals, records, finalists, space, str(attributes["data"]), steps, events)
 
 
 def load_study(path: Path) -> optuna.Study:
@@ -95,7 +74,7 @@ def load_study(path: Path) -> optuna.Study:
     Raises:
         StorageError: it is missing, damaged, or not one of this program.
     """
-    return open_journal(path, name=STUDY_NAME)
+    return open_journal(path, name=STUDY_NAME).study
 
 
 def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
@@ -104,8 +83,7 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     Raises:
         StorageError: there is no such study or trial, or it is damaged.
     """
-    _, records = read_study(path)
-    found = {record.number: record.architecture.choices for record in records}
+    found = {record.number: record.architecture.choices for record in read_study(path).records}
     if number not in found:
         raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
     return found[number]

@@ -43,6 +43,12 @@ class Store(Protocol):
     def noted(self, name: str) -> Any:
         """What `note` stored; None if there is nothing."""
 
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Keep an event, as JSON, behind those before."""
+
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """All that `append` stored, in order."""
+
 
 class Unsaved:
     """Keeps nothing, for benches."""
@@ -60,6 +66,12 @@ class Unsaved:
 
     def noted(self, name: str) -> Any:
         return None
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        pass
+
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        return ()
 
 
 def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

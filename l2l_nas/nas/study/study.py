@@ -19,6 +19,7 @@ parameters, the goals' values). Of a trial, as user attributes:
                                  Optuna's intermediate values as well, which Optuna keeps for one goal alone
     weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
+    ended          float, s      when it was finished, since 1970
 
 Of the study: `space`, `goals`, `data` (see `Data.digest`), `finalists`: what came of those trained further, with
 validation and test metrics and standard errors, and the key that tells which they are; and `ledger`: what each phase
@@ -37,6 +38,7 @@ choices that they had.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -52,6 +54,7 @@ from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated, num_e
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.study.choices import as_choices, choices_in, with_choices
+from l2l_nas.nas.study.events import StudyLog
 from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.storage import Store
@@ -97,6 +100,7 @@ class Study:
         records: of all finished trials.
         num_evaluated: how many of the trials asked for are done.
         ledger: what the search has spent; it is stored with each trial.
+        log: what else is told of it.
         place: where it is saved, for messages.
 
     Raises:
@@ -144,7 +148,13 @@ class Study:
         with readable(store.place):
             self.records = tuple(map(self._read, finished))
             self.ledger = Ledger(store, has_trials=bool(finished))
+            self.log = StudyLog(store, lambda: self.records)
         self.num_evaluated = num_evaluated(self.records)
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is searched for."""
+        return self._goals
 
     @property
     def is_exhausted(self) -> bool:
@@ -276,7 +286,7 @@ class Study:
             UserCodeError: the sampler raised something; the trial is saved.
         """
         scores = {goal.name: float(values[goal.name]) for goal in self._goals} if values else {}
-        record = TrialRecord(trial.number, self._asked.pop(trial.number), state, scores, **facts)
+        record = TrialRecord(trial.number, self._asked.pop(trial.number), state, scores, ended=time.time(), **facts)
         for name, value in attributes_of(record).items():
             trial.set_user_attr(name, value)
         if record.rungs and len(self._goals) == 1:
@@ -336,6 +346,7 @@ def attributes_of(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "weights": dict(record.weights),
         "process": record.worker,
+        "ended": round(record.ended, 3),
         "stopped": record.state == State.STOPPED,
         "rungs": {rung: dict(metrics) for rung, metrics in record.rungs.items()},
         "standard_error": dict(record.errors),
@@ -366,6 +377,7 @@ def record_of(trial: FrozenTrial, goals: Sequence[Goal]) -> TrialRecord:
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
         worker=int(attributes.get("process", 0)),
+        ended=float(attributes.get("ended", 0.0)),
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
         errors=dict(attributes.get("standard_error", {})),
         rungs=dict(attributes.get("rungs", {})),

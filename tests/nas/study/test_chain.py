@@ -104,7 +104,7 @@ def test_a_tail_that_was_cut_reads_and_the_chain_goes_on_behind_it(path, num_byt
     study = open_study(path.parent, POOL, resume=True)
     assert len(study.records) == 4 - num_lines
     complete(study)
-    assert len(read_study(path)[1]) == 5 - num_lines
+    assert len(read_study(path).records) == 5 - num_lines
     after = path.read_bytes().splitlines(keepends=True)
     assert after[: len(lines) - num_lines] == lines[:-num_lines]
     assert all(b'"chain":' in line for line in after)
@@ -117,17 +117,17 @@ def test_a_file_that_is_cut_while_it_is_written_is_left_as_it_is(path):
     with pytest.raises(StorageError, match=r"study\.log: cut by another program"):
         complete(study)
     assert path.read_bytes() == before
-    assert len(read_study(path)[1]) == 2
+    assert len(read_study(path).records) == 2
 
 
 def test_a_journal_without_a_chain_reads_and_what_is_added_covers_it(path):
     path.write_bytes(unchained(path.read_bytes()))
-    assert len(read_study(path)[1]) == 4
+    assert len(read_study(path).records) == 4
     old = path.read_bytes()
     for _ in range(2):
         complete(open_study(path.parent, POOL, resume=True))
     assert path.read_bytes().startswith(old)
-    assert len(read_study(path)[1]) == 6
+    assert len(read_study(path).records) == 6
     for harm in (removed, doubled, swapped, changed):
         lines = path.read_bytes().splitlines(keepends=True)
         harm(lines, 5)
@@ -143,7 +143,7 @@ def test_lines_of_another_program_are_read_and_break_no_chain(path):
     for number, storage in enumerate((theirs, ours, theirs, ours)):
         storage.set_study_user_attr(study._study_id, f"number {number}", number)
     assert [f"number {number}" in saved_study(path.parent).user_attrs for number in range(5)] == [True] * 4 + [False]
-    assert len(read_study(path)[1]) == 4
+    assert len(read_study(path).records) == 4
     assert path.read_bytes().count(b'"chain":') == path.read_bytes().count(b"\n") - 2
 
 

@@ -15,7 +15,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.study import ledger as module
 from l2l_nas.nas.study.journal import storage_of
 from l2l_nas.nas.study.ledger import LEDGER
-from l2l_nas.nas.study.reading import read_steps
+from l2l_nas.nas.study.reading import read_study
 from tests.nas.problems import data, open_study, pool_of
 from tests.studies import unchained
 
@@ -93,7 +93,7 @@ def test_random_search_is_given_the_steps_of_all_sessions(tmp_path, steps, setti
     assert spent["RandomSearch"]["steps"] == steps.random
     assert sum(one["steps"] for name, one in spent.items() if name != "RandomSearch") == steps.search
     assert all(one["seconds"] > 0 for one in spent.values())
-    assert read_steps(tmp_path / "run" / "study.log") == {name: one["steps"] for name, one in spent.items()}
+    assert read_study(tmp_path / "run" / "study.log").steps == {name: one["steps"] for name, one in spent.items()}
 
 
 class StopAt(l2l_nas.Callback):
@@ -175,7 +175,7 @@ def test_blocks_and_their_scores_count_as_shares_of_steps(tmp_path, monkeypatch,
     mean = (3 * 100 + 2 * (100 + 1025 - 33)) / 5
     assert spent["ScoreBlocks"] == pytest.approx(in_one_pass / mean * 12 / 16 / 3, abs=0.01)
     assert spent["Finalists"] == steps.search
-    stored = read_steps(tmp_path / "run" / "study.log")  # not rounded
+    stored = read_study(tmp_path / "run" / "study.log").steps  # not rounded
     assert given(result) == round(sum(stored.values()) - stored["RandomSearch"]) == steps.random
 
 
@@ -217,7 +217,7 @@ def test_a_study_with_trials_and_no_ledger_has_no_random_search(tmp_path):
         searched(tmp_path / "run", trials=6, baseline="random")
     result = searched(tmp_path / "run", trials=6)
     assert result.content["spent"] is None
-    assert read_steps(path) == {}
+    assert read_study(path).steps == {}
 
 
 @pytest.mark.parametrize(

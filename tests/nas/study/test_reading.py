@@ -19,7 +19,8 @@ def test_a_study_is_read_without_its_pool_and_left_as_it_is(tmp_path):
     complete(study, state=State.FAILED, values=None, reason="NaN")
     complete(study, cached=True)
     before = (tmp_path / "study.log").read_bytes()
-    assert read_study(tmp_path / "study.log") == (GOALS, study.records)
+    found = read_study(tmp_path / "study.log")
+    assert (found.goals, found.records) == (GOALS, study.records)
     assert (tmp_path / "study.log").read_bytes() == before
 
 
@@ -30,8 +31,10 @@ def test_a_file_that_is_no_study_of_this_program_is_refused(tmp_path):
     other = optuna.create_study(storage=JournalStorage(JournalFileBackend(str(path))), study_name="search")
     with pytest.raises(StorageError, match="does not read as a study of this program"):
         read_study(path)
-    other.set_user_attr("goals", [["accuracy", True]])
-    assert read_study(path) == (GOALS[:1], ())
+    for name, content in {"goals": [["accuracy", True]], "space": {"order": [], "candidates": {}}, "data": ""}.items():
+        other.set_user_attr(name, content)
+    found = read_study(path)
+    assert (found.goals, found.records) == (GOALS[:1], ())
     other.add_trial(optuna.trial.create_trial(value=0.5))
     with pytest.raises(StorageError, match="does not read as a study of this program"):
         read_study(path)
