@@ -26,19 +26,23 @@ from benchmarks.faults import forks
 from benchmarks.faults.scenarios import PATIENCE_S, Scenario, scenarios, trials_of
 from benchmarks.options import at_least
 from l2l_nas.files import write_json
-from tests.cli.runs import events
 
 MINE = "notes.txt"  # of the user's
 _ADVICE = "start without resume"  # what the harness follows, as a user would
 
 
-def lost_trials(place: Path) -> str:
-    """What the logs tell of that no study has."""
-    for log in place.glob("out/**/log.jsonl"):
-        saved = trials_of(log.parent / "study.log")
-        for event in events(log.parent):
-            if saved.get(event["number"]) != event["architecture"]:
-                return f"{log.parent.name}: trial {event['number']} of the log is not in the study"
+def lost_trials(place: Path, seen: dict[tuple[str, int], list[str]]) -> str:
+    """What studies had before, and have no more.
+
+    Args:
+        seen: trials by study and number, as they were read before; what is read now is added.
+    """
+    for path in place.glob("out/**/study.log"):
+        name, saved = str(path.relative_to(place)), trials_of(path)
+        for (study, number), choices in seen.items():
+            if study == name and saved.get(number) != choices:
+                return f"{name}: trial {number} was there, and is lost"
+        seen.update({(name, number): choices for number, choices in saved.items()})
     return ""
 
 
@@ -85,6 +89,7 @@ class Killer:
             mine.parent.mkdir()
             mine.write_text(MINE)
         done, begun = 0, False
+        seen: dict[tuple[str, int], list[str]] = {}
         while done < wanted:
             process, begun = self._start(scenario, again=begun), True
             # so early that it can be killed as often as it should be
@@ -110,7 +115,7 @@ class Killer:
                 if not done:  # the machine is less busy now
                     self.seconds[scenario.name] = time.monotonic() - process.started
                 break  # it was done before
-            wrong = lost_trials(self.place)
+            wrong = lost_trials(self.place, seen)
             if wrong:
                 return f"killed after {moment:.3f} s: {wrong}"
         process = self._start(scenario, again=begun)
@@ -130,7 +135,7 @@ class Killer:
         target = self.place / "out"
         if mine is not None and mine.read_text() != MINE:
             return "the user's file was changed"
-        return lost_trials(self.place) or scenario.check(target) or leftovers(self.place)
+        return lost_trials(self.place, seen) or scenario.check(target) or leftovers(self.place)
 
 
 def _of_tracker(line: str) -> bool:

@@ -134,20 +134,19 @@ TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SWEEP = f"search -m space.pool=tiny.py:build {' '.join(TINY)} train.learning_rate=0.001,0.01 folder=sweep"
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    ("run/study.log", 20, (REPORT, REPORT, RESUME, TRIAL)),
+    ("run/study.log", 44, (REPORT, REPORT, EVALUATE, RESUME, TRIAL)),
     ("run/config.yaml", 16, (REPORT, EVALUATE, RESUME)),
-    ("run/result.json", 12, (REPORT, EVALUATE)),
-    ("run/log.jsonl", 12, (REPORT, REPORT, RESUME)),
     ("run/best/manifest.json", 10, (EVALUATE,)),
     ("run/best/*.safetensors", 12, (EVALUATE,)),
     ("run/weights/manifest.json", 6, (RESUME,)),
     ("run/weights/*.safetensors", 4, (RESUME,)),
     ("run/architecture.json", 6, ("train architecture=run/architecture.json folder=new train.steps=0 export=false",)),
     ("trained/config.yaml", 4, (RETRAIN,)),
+    ("trained/log.jsonl", 4, (RETRAIN,)),
     ("trained/architecture.json", 3, (RETRAIN,)),
     ("trained/weights/*", 5, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
-    ("sweep/0/result.json", 1, (f"{SWEEP} skip_done=true",)),
+    ("sweep/0/study.log", 1, (f"{SWEEP} skip_done=true",)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),
 )
