@@ -12,6 +12,7 @@ import importlib
 import os
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,10 @@ def prepared(command: str, conf: Any, config: DictConfig, console: Console, **ra
         ranks: see `launch`.
     """
     about = HydraConfig.get()
-    explicit = explicit_settings(conf, about.overrides.task, about.overrides.hydra)
+    conf = replace(conf, explicit=explicit_settings(conf, about.overrides.task, about.overrides.hydra))
     line = resume_command(command, conf.resume or conf.folder, own_settings(conf))
     kind = importlib.import_module(f"l2l_nas.cli.{command}").prepared
-    return kind(conf, explicit=explicit, files=_hydra_files(config), console=console, resume_command=line, **ranks)
+    return kind(conf, console, files=_hydra_files(config), resume_command=line, **ranks)
 
 
 def settle_folder(config: DictConfig, mode: str) -> None:

@@ -31,7 +31,6 @@ from l2l_nas.runs.locate import check_space
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import SavedRun, compared, load_found
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.shared import Objects
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
@@ -192,10 +191,9 @@ def search(
     for one in check_list("callbacks", callbacks, of=object, wanted="callbacks"):
         refuse_class("callbacks", one)
     own, named = parted(settings)
-    check_early_stop(own.get("early_stop", "none"))
-    conf, explicit = conf_of(problem, named)
-    whole = None if isinstance(problem, str) else problem
-    objects = Objects(whole, **own, callbacks=callbacks)
+    check_early_stop(own.get("search.early_stop", "none"))
+    whole = {} if isinstance(problem, str) else {"problem": problem}
+    conf = replace(conf_of(problem, named), objects={**own, **whole, "callbacks": callbacks})
     resume_command = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
     threads = torch.get_num_threads()
     try:
@@ -205,19 +203,17 @@ def search(
                 warn(console, _APART)
 
             def found() -> tuple[Path, Problem]:
-                run = SearchRun(
-                    conf, console, explicit=explicit, objects=objects, resume_command=resume_command, ranks=ranks
-                )
+                run = SearchRun(conf, console, resume_command=resume_command, ranks=ranks)
                 try:
                     run.go()
                 except Stopped:
                     if run.stopped_by is None:
                         raise KeyboardInterrupt from None
-                return run.folder.root, run.components.problem
+                return run.folder.root, run.parts.problem
 
             if ranks.consensus.size == 1:
                 return SearchResult(*found())
-            done = lead_or_follow(ranks, conf, found, objects=objects)
+            done = lead_or_follow(ranks, conf, found)
             searched = done if isinstance(done, Problem) else done[1]
             root = ranks.consensus.first(lambda: "" if isinstance(done, Problem) else str(done[0].absolute()))
             return SearchResult(Path(root), searched)
@@ -257,7 +253,7 @@ _APART = (
 )
 # settings that may be given as objects
 _CODE = tuple(one.name for one in declared(SearchConf) if one.is_code)
-_OBJECTS = tuple(name.removeprefix("search.") for name in _CODE if name not in ("relay.storage", "space.pool"))
+_OBJECTS = {name.removeprefix("search."): name for name in _CODE if name not in ("relay.storage", "space.pool")}
 # what users of Optuna and of trainers look for
 _ELSEWHERE = {
     "n_trials": "trials=", "timeout": 'time="10m"', "n_jobs": "workers=", "pruner": 'early_stop="halving"',
@@ -271,29 +267,29 @@ _ELSEWHERE = {
 
 
 def parted(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is given as objects, and all settings with a mark in the place of each.
+    """What is given as objects, by the settings' dotted names; and all settings with a mark in the place of each.
 
     Raises:
         SettingError: costs that are no list.
     """
     if isinstance(named.get("costs"), Mapping):
         named = {**named, "costs": named_costs(named["costs"])}
-    own = {name: named[name] for name in _OBJECTS if not isinstance(named.get(name), str | Mapping | NoneType)}
-    for name, explicit in own.items():
+    given = [name for name in _OBJECTS if not isinstance(named.get(name), str | Mapping | NoneType)]
+    for name in given:
         if name != "schedule":  # a class makes one of a peak and the steps
-            refuse_class(name, explicit)
-    marks: dict[str, Any] = dict.fromkeys(own, GIVEN)
-    if "costs" in own:
-        own["costs"] = check_list("search.costs", own["costs"], of=object, wanted="functions or names")
-        marks["costs"] = [one if isinstance(one, str) else GIVEN for one in own["costs"]]
+            refuse_class(name, named[name])
+    own, marks = {_OBJECTS[name]: named[name] for name in given}, dict[str, Any](dict.fromkeys(given, GIVEN))
+    if "costs" in given:
+        own["search.costs"] = costs = check_list("search.costs", named["costs"], of=object, wanted="functions or names")
+        marks["costs"] = [one if isinstance(one, str) else GIVEN for one in costs]
     relay = named.get("relay")
     if isinstance(relay, Mapping) and not isinstance(relay.get("storage", ""), str):
-        own["storage"], marks["relay"] = relay["storage"], {**relay, "storage": GIVEN}
+        own["relay.storage"], marks["relay"] = relay["storage"], {**relay, "storage": GIVEN}
     return own, {**named, **marks}
 
 
-def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchConf, frozenset[str]]:
-    """The settings that a call names, all of the right name and type; and the dotted names of those that it gives.
+def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> SearchConf:
+    """The settings that a call names, all of the right name and type.
 
     Raises:
         SettingError: one is not, or it does not go with the problem.
@@ -333,7 +329,7 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
     explicit = entries(values).keys() - ({"folder"} if not values.get("folder") else set())
     values["folder"] = values.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"
     values["space.pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
-    return changed(SearchConf(), values), frozenset({*explicit, "space.pool"})
+    return changed(SearchConf(explicit=frozenset({*explicit, "space.pool"})), values)
 
 
 def _spelled(name: str, architecture: object) -> str:

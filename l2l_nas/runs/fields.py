@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import sys
@@ -14,6 +15,8 @@ from l2l_nas.errors import SettingError
 
 _MOST = 2**31 - 1
 _LONGEST_TEXT = 4096
+# which OmegaConf leaves out, too
+_NO_SETTING = "omegaconf_ignore"
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,11 @@ def setting(default: Any, text: str, from_folder: FromFolder = NEVER, **more: An
     return field(default=default, metadata=metadata)
 
 
+def beside(make: Callable[[], Any]) -> Any:
+    """A field of a dataclass of settings that is none itself: nothing reads or writes it as one."""
+    return field(default_factory=make, metadata={_NO_SETTING: True})
+
+
 def section(schema: type, *, resume: OnResume | None = None) -> Any:
     """A section, and what its settings share."""
     return field(default_factory=schema, metadata={"resume": resume})
@@ -123,13 +131,26 @@ def section(schema: type, *, resume: OnResume | None = None) -> Any:
 def declared(schema: type, prefix: str = "", resume: OnResume | None = None) -> Iterator[Declared]:
     """What every setting declares."""
     kinds = get_type_hints(schema)
-    for entry in dataclasses.fields(schema):
+    for entry in _entries(schema):
         inner, more = _section(entry), {"resume": resume, **entry.metadata}
         if inner:
             yield from declared(inner, f"{prefix}{entry.name}.", more["resume"])
             continue
         default = entry.default_factory() if callable(entry.default_factory) else entry.default
         yield Declared(prefix + entry.name, kinds[entry.name], default, **more)
+
+
+def _entries(schema: Any) -> list[dataclasses.Field[Any]]:
+    return [entry for entry in dataclasses.fields(schema) if _NO_SETTING not in entry.metadata]
+
+
+def content(conf: Any) -> dict[str, Any]:
+    """All settings as a file holds them, sections as dicts."""
+    return {
+        entry.name: content(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+        for entry in _entries(conf)
+        for value in [getattr(conf, entry.name)]
+    }
 
 
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -231,7 +252,7 @@ def entries(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def titles(schema: type) -> Iterator[tuple[str, str]]:
     """Name and meaning of every section."""
-    for entry in dataclasses.fields(schema):
+    for entry in _entries(schema):
         section = _section(entry)
         if section:
             yield entry.name, (section.__doc__ or "").rstrip(".")

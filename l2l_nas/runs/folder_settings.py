@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from l2l_nas.files import read_yaml
 from l2l_nas.plugins import is_given, is_own
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import is_object, spell
-from l2l_nas.runs.fields import Declared, FromFolder, declared, value_of
+from l2l_nas.runs.fields import Declared, FromFolder, content, declared, value_of
 from l2l_nas.runs.groups import deviating, flat
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 
@@ -94,7 +94,7 @@ def own_settings(conf: Any) -> dict[str, Any]:
     Args:
         conf: a dataclass of `settings.py`: the words of whoever started it.
     """
-    whole = asdict(conf)
+    whole = content(conf)
     return _withheld(type(conf), whole, _given(type(conf), whole))
 
 

@@ -7,21 +7,20 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from l2l_nas.eps.server import ParamServer
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, measured
 from l2l_nas.runs.build import keep_in_files, see_folder, set_threads
-from l2l_nas.runs.components import full_budget, speed_context
+from l2l_nas.runs.parts import Parts, build_parts, evaluator_of
 from l2l_nas.runs.progress import StopSignals
 from l2l_nas.runs.ranks import RunRanks
+from l2l_nas.runs.search_parts import full_budget, speed_context
 from l2l_nas.runs.settings import RetrainConf, SearchConf
-from l2l_nas.runs.shared import Objects, TrainingComponents, build_shared
 from l2l_nas.runs.train import training_steps
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.consensus import Consensus
@@ -35,15 +34,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def lead_or_follow(
-    ranks: RunRanks, conf: SearchConf | RetrainConf, run: Callable[[], Result], *, objects: Objects | None = None
-) -> Result | Problem:
+def lead_or_follow(ranks: RunRanks, conf: SearchConf | RetrainConf, run: Callable[[], Result]) -> Result | Problem:
     """Have rank 0 run something, and this one follow if it is another.
 
     Args:
         conf: the settings that this rank was given.
         run: the whole of it; rank 0 calls it.
-        objects: in place of what settings name.
 
     Returns:
         What it gives, of rank 0; of another rank what it is of.
@@ -58,7 +54,7 @@ def lead_or_follow(
         leader: Leader = ranks.lead  # type: ignore[assignment]
         with leader.leading():
             return run()
-    followed = FollowedRun(ranks, objects)
+    followed = FollowedRun(ranks, conf.objects)
     followed.follow()
     return followed.problem
 
@@ -68,13 +64,13 @@ class FollowedRun:
 
     Args:
         ranks: of the run, of which this one is not the first.
-        objects: in place of what settings name.
+        objects: of this rank's own settings; see `RunConf`.
     """
 
-    def __init__(self, ranks: RunRanks, objects: Objects | None = None) -> None:
-        self._ranks, self._objects = ranks, objects or Objects()
+    def __init__(self, ranks: RunRanks, objects: Mapping[str, Any]) -> None:
+        self._ranks, self._objects = ranks, objects
         self._opened = contextlib.ExitStack()
-        self._parts: tuple[SearchConf | RetrainConf, TrainingComponents, ParamServer] | None = None
+        self._parts: Parts | None = None
 
     def follow(self) -> None:
         """Do what rank 0 does, until its run is over.
@@ -100,39 +96,35 @@ class FollowedRun:
     def problem(self) -> Problem:
         """What the run is of."""
         assert self._parts is not None
-        return self._parts[1].problem
+        return self._parts.problem
 
-    def _build(self, conf: Any) -> Any:
-        self._parts = build_shared(conf, self._objects, self._ranks)
+    def _build(self, conf: SearchConf | RetrainConf) -> Parts:
+        self._parts = parts = build_parts(replace(conf, objects=self._objects), self._ranks)
         self._opened.callback(self.problem.data.close)
-        return self._parts
+        return parts
 
     def _begin(self, conf: SearchConf | RetrainConf, architecture: Architecture | None = None) -> None:
         """Know what rank 0 will ask for, when all numbers are decided."""
         assert self._parts is not None
-        _, training, server = self._parts
+        parts = self._parts = replace(self._parts, conf=replace(conf, objects=self._objects))
         follower: Follower = self._ranks.lead  # type: ignore[assignment]
-        follower.actions.update(SharedWeights(server, follower).actions())
-        if isinstance(conf, SearchConf):
-            follower.actions.update(training.evaluator(full_budget(conf, self._objects), follower).actions())
+        follower.actions.update(SharedWeights(parts.server, follower).actions())
+        if isinstance(parts.conf, SearchConf):
+            follower.actions.update(evaluator_of(parts, full_budget(parts.conf), follower).actions())
         else:
             assert architecture is not None
-            follower.actions.update(training_steps(conf, training, architecture, follower).actions())
+            follower.actions.update(training_steps(parts, architecture, follower).actions())
 
-    def _measure(
-        self, conf: SearchConf, path_at: Callable[[int], Architecture], clock: Callable[[], float]
-    ) -> MachineSpeed:
+    def _measure(self, path_at: Callable[[int], Architecture], clock: Callable[[], float]) -> MachineSpeed:
         assert self._parts is not None
-        training = self._parts[1]
-        set_threads(conf.relay.threads, training.relay, workers=conf.search.workers)
         try:
-            return measured(speed_context(conf, training, path_at, clock))
+            return measured(speed_context(self._parts, path_at, clock))
         finally:
-            set_threads(conf.relay.threads, training.relay)
+            set_threads(self._parts.conf.relay.threads, self._parts.relay)
 
     def _keep_in_files(self, folder: Path) -> None:
         assert self._parts is not None
-        keep_in_files(self._parts[2], folder, self._opened)
+        keep_in_files(self._parts.server, folder, self._opened)
 
 
 @contextlib.contextmanager

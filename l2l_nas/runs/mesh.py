@@ -43,13 +43,9 @@ def check_mesh(conf: RanksConf, ranks: int) -> None:
         )
 
 
-def sharers_of(conf: SearchConf, executor: object = None) -> int:
-    """How many processes have a relay, as if all were on this machine: those of all workers, and the search's own.
-
-    Args:
-        executor: that was given as an object.
-    """
-    has_workers = conf.search.workers > 1 or conf.executor["name"] != "inline" or executor is not None
+def sharers_of(conf: SearchConf) -> int:
+    """How many processes have a relay, as if all were on this machine: those of all workers, and the search's own."""
+    has_workers = conf.search.workers > 1 or conf.executor["name"] != "inline" or "executor" in conf.objects
     return conf.search.workers + 1 if has_workers else 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from l2l_nas.compress.block_division import apart, fitted_apart
@@ -70,7 +70,6 @@ def decide_numbers(
     *,
     phases: Sequence[Phase],
     pace: Callable[[], MachineSpeed],
-    said: Collection[str] = (),
 ) -> tuple[SearchConf, Division | None]:
     """Settings with numbers in place of those not given; and what is divided how, None where all were given.
 
@@ -79,7 +78,6 @@ def decide_numbers(
         problem: what is searched.
         phases: of the strategy: without a warm-up, no steps are for it.
         pace: measures the machine, where a time is to be divided.
-        said: names of settings that somebody named.
 
     Raises:
         SettingError: a time, or trainings, that are too few.
@@ -122,7 +120,7 @@ def decide_numbers(
         found = fitted(found, parse_time(section.time), pace(), explicit=kept, most_trials=problem.pool.size)
     decided: tuple[str, ...] = _NUMBERS
     if trainings:
-        kept = [*explicit, *(name for name in _FINALISTS if f"search.{name}" in said)]
+        kept = [*explicit, *(name for name in _FINALISTS if f"search.{name}" in conf.explicit)]
         found = in_trainings(found, trainings, explicit=kept, most_trials=problem.pool.size)
         decided += _FINALISTS
     if divides_blocks:

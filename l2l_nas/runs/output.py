@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from l2l_nas.report.text import counted, format_choices, format_value
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
-from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
@@ -56,6 +55,7 @@ from l2l_nas.runs.origin import (
     write_architecture,
 )
 from l2l_nas.runs.page import LivePage
+from l2l_nas.runs.search_parts import SearchParts
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.shapes import check_shapes
@@ -64,13 +64,9 @@ from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import num_groups
 
 
-def greet(console: Console, components: Components, *, sampler: Any, folder: Path, explicit: Collection[str]) -> None:
-    """Tell what is searched, where, with what, and which settings change nothing.
-
-    Args:
-        explicit: names of settings that somebody named.
-    """
-    conf, problem, relay = components.conf, components.problem, components.training.relay
+def greet(console: Console, parts: SearchParts, *, sampler: Any, folder: Path) -> None:
+    """Tell what is searched, where, with what, and which settings change nothing."""
+    conf, problem, relay = parts.conf, parts.problem, parts.relay
     pool, bank = problem.pool, relay.bank
     count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
     say(console, conf.space.pool, f": {len(pool)} positions, {count} architectures; {sizes(problem.data)} samples")
@@ -81,15 +77,15 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
         f"sampler {_shown(sampler)}, seed {conf.seed}, into {folder}",
         soft_wrap=True,
     )
-    for line in (*without_effect(conf, explicit, components.phases), *data_without_effect(conf, explicit, problem)):
+    for line in (*without_effect(conf, parts.phases), *data_without_effect(conf, problem)):
         warn(console, line)
     workers = conf.search.workers
     if workers > 1:
         threads = num_threads(conf.relay.threads, relay, workers=workers)
         console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
-    if components.division is not None:
-        console.print(described(components.division), soft_wrap=True)
-    for line in components.learned.lines() if components.learned is not None else ():
+    if parts.division is not None:
+        console.print(described(parts.division), soft_wrap=True)
+    for line in parts.learned.lines() if parts.learned is not None else ():
         console.print(line, soft_wrap=True)
     if is_from_scratch(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
         console.print("no warm-up: search.trial_weights=scratch would not use its weights")
@@ -105,14 +101,14 @@ def _shown(sampler: Any) -> str:
     return f"{name} ({changed})" if changed else name
 
 
-def without_effect(conf: SearchConf, explicit: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
-    """A line for each setting that was given and changes nothing.
+def without_effect(conf: SearchConf, phases: Sequence[Phase]) -> Iterator[str]:
+    """A line for each explicit setting that changes nothing.
 
     Args:
         conf: all settings, the numbers of the search decided.
-        explicit: names of those that somebody gave.
         phases: of the search.
     """
+    explicit = conf.explicit
     kinds = {kind.__name__ for phase in phases for kind in type(phase).__mro__}
     for one in declared(SearchConf):
         named = ", ".join(sorted(name for name in explicit if name == one.name or name.startswith(f"{one.name}.")))
@@ -125,9 +121,9 @@ def without_effect(conf: SearchConf, explicit: Collection[str], phases: Sequence
             yield f"{named} has no effect with strategy={conf.strategy['name']}, which has no {one.read_by}()"
 
 
-def data_without_effect(conf: SearchConf, explicit: Collection[str], problem: Problem) -> Iterator[str]:
-    """A line for settings of data that were given where the pool brings its own."""
-    named = sorted(one for one in explicit if one.partition(".")[0] == "data")
+def data_without_effect(conf: SearchConf, problem: Problem) -> Iterator[str]:
+    """A line for settings of data that are explicit where the pool brings its own."""
+    named = sorted(one for one in conf.explicit if one.partition(".")[0] == "data")
     if not named or is_builtin(conf.space.pool):
         return
     section = conf.data
@@ -175,7 +171,7 @@ class Output:
     """Writes and shows what a search came to."""
 
     folder: RunFolder
-    components: Components
+    parts: SearchParts
     console: Console
 
     def write_weights(self, search: SearchContext, best: Finalist) -> None:
@@ -200,8 +196,8 @@ class Output:
                     path.unlink(missing_ok=True)
                 continue
             write_yaml(folder.config, config)
-            write_architecture(folder, self.components.problem.pool, one.architecture)
-            data = describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data)
+            write_architecture(folder, self.parts.problem.pool, one.architecture)
+            data = describe_data(self.parts.problem.data) | rows_chosen_by(self.parts.problem.data)
             result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
             with contextlib.closing(LogFile(folder.log)) as log:
                 log.write("result", content=result)
@@ -212,14 +208,14 @@ class Output:
         log = search.study.log
         log.write("phase", name="export", total=0, done=0)
         records = search.allowed(search.study.records)
-        write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
+        write_architecture(self.folder, self.parts.problem.pool, best.record.architecture)
         exported = self._export(self.folder, best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
         entries = {one.record.number: one.entry() for one in search.finalists}
         trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
         log.write("latency", **_latencies(search))  # behind all entries, which no time that was measured may be in
         self._write_sizes(search)
-        results, learned = self._results(search, best), self.components.learned
+        results, learned = self._results(search, best), self.parts.learned
         content = {
             "best": best.entry(),
             **_measured(search, best),
@@ -238,10 +234,10 @@ class Output:
             ],
             "coverage": search.coverage.to_json(),
             "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
-            "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
+            "data": describe_data(self.parts.problem.data) | rows_chosen_by(self.parts.problem.data),
             "seconds": round(seconds, 2),
             "versions": versions(),
-            **mesh_of(self.components.server),
+            **mesh_of(self.parts.server),
             **({} if learned is None else {"learned_from": learned.summary.to_json()}),
             **search.results(),
         }
@@ -265,13 +261,13 @@ class Output:
         return [("picture", str(self.folder.front))]
 
     def _resolved(self, results: Results) -> dict[str, Resolved | None]:
-        return resolved(results, num_groups(self.components.problem.data.validation))
+        return resolved(results, num_groups(self.parts.problem.data.validation))
 
     def _results(self, search: SearchContext, best: Finalist) -> Results:
         found = Network.from_json(best.entry())
         trained = [Network.from_json(one.entry()) for one in search.finalists]
         return Results(
-            space_summary(self.components.problem.pool, check_shapes(self.components.problem.pool)),
+            space_summary(self.parts.problem.pool, check_shapes(self.parts.problem.pool)),
             tuple(search.goals),
             only_finite(search.allowed(search.study.records), search.goals),
             tuple([found, *in_order(trained, search.goals)] if found.is_trained else trained),
@@ -288,7 +284,7 @@ class Output:
         seconds: float,
     ) -> None:
         """Tables, values of the best, and the places of files."""
-        console, conf, problem = self.console, self.components.conf, self.components.problem
+        console, conf, problem = self.console, self.parts.conf, self.parts.problem
         results = self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
         complete = counted(len(distinct(results.records)), "complete trial")
@@ -310,7 +306,7 @@ class Output:
             beside = RandomBaseline.from_json(search.baseline.entry()) if search.baseline else None
             count = num_groups(problem.data.test) if problem.data.test is not None else 0
             console.print(baseline_line(results.leaders(1)[0], beside, search.goals[0], count), soft_wrap=True)
-            if self.components.learned is not None:
+            if self.parts.learned is not None:
                 console.print(NOT_COUNTED, soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         layers = format_choices(best.architecture)
@@ -340,7 +336,7 @@ class Output:
         for apart in self._resolved(results).values():
             if apart is not None:
                 console.print(apart.sentence(), soft_wrap=True)
-        asked = self.components.conf.search.trials
+        asked = self.parts.conf.search.trials
         assert asked is not None  # decided before
         if num_evaluated(records) < asked:
             why = "the sampler proposed no more"
@@ -351,7 +347,7 @@ class Output:
     def _export(self, folder: RunFolder, best: Finalist | None) -> bool:
         """Export a network; one that cannot be traced costs a warning, not the run."""
         remove_export(folder.export)  # of a run that went on, it would be another network
-        if not self.components.conf.export or best is None or best.server is None:
+        if not self.parts.conf.export or best is None or best.server is None:
             return False
         server = best.server
         if server.world.size > 1:  # it has a part of them
@@ -362,8 +358,8 @@ class Output:
             server,
             best.record.architecture,
             folder.export,
-            problem=self.components.problem,
-            micro_batch=self.components.conf.train.micro_batch,
+            problem=self.parts.problem,
+            micro_batch=self.parts.conf.train.micro_batch,
             reported=best.values,
         )
 
@@ -378,13 +374,13 @@ def shared_sizes(of_sizes: Mapping[str, Finalist]) -> Iterator[str]:
             yield f"sizes {', '.join(shared)} are one network, trial {number}: no larger one that was trained is better"
 
 
-def finalist_cache(conf: SearchConf, components: Components, folder: RunFolder, console: Console) -> FinalistCache:
+def finalist_cache(parts: SearchParts, folder: RunFolder, console: Console) -> FinalistCache:
     """What finalists of an earlier session of a run are recognised by, and where their weights are.
 
     Args:
         console: where it is told that the weights cannot be read.
     """
-    problem, shared = components.problem, components.search.weights
+    problem, shared = parts.problem, parts.weights
 
     def weights(finalist: Finalist, size: str) -> ParamServer | None:
         checkpoint = Checkpoint((folder.size(size) if size else folder).best)
@@ -403,7 +399,7 @@ def finalist_cache(conf: SearchConf, components: Components, folder: RunFolder, 
         if finalist.server is not None:
             shared.save(Checkpoint(folder.best), finalist.server, extra=_identity(finalist))
 
-    return FinalistCache(_settings(conf, problem, components.server), weights, save)
+    return FinalistCache(_settings(parts.conf, problem, parts.server), weights, save)
 
 
 def _identity(finalist: Finalist) -> dict[str, Any]:

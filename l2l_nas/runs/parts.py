@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
 
-from l2l_nas.cost.own import OwnCost
-from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import Storage, own_storage
-from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.early_stopping import EarlyStop
+from l2l_nas.eps.storage import own_storage
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, set_threads
@@ -32,74 +24,63 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.lead import Lead
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import MakeSchedule
-
-Conf = TypeVar("Conf", SearchConf, RetrainConf)
 
 
 @dataclass(frozen=True)
-class Objects:
-    """What a caller gives as objects; None: what the settings name.
-
-    Args:
-        schedule: of the learning rate, made of a peak and a number of steps.
-        callbacks: besides those that the settings name.
-    """
-
-    problem: Problem | None = None
-    sampler: Any = None
-    strategy: Sequence[Phase] | None = None
-    early_stop: EarlyStop | None = None
-    costs: Sequence[OwnCost | str] = ()
-    storage: Storage | None = None
-    optimizer: Optimizer | None = None
-    schedule: MakeSchedule | None = None
-    callbacks: Sequence[Callback | str] = ()
-    executor: Executor | None = None
-
-
-@dataclass(frozen=True)
-class TrainingComponents:
+class Parts:
     """What trains and measures architectures.
 
     Args:
+        conf: all settings, memory decided.
         problem: with its pool as it is trained.
         scorer: measures the metrics that are reported; see `build_scorer`.
         trace: of what the lanes do, if that is asked for.
     """
 
+    conf: SearchConf | RetrainConf
     problem: Problem
     relay: Relay
     trainer: Trainer
     scorer: Trainer
     trace: Trace | None
 
-    def evaluator(self, budget: Budget, lead: Lead) -> Evaluator:
-        """What trains and scores networks on the relay."""
-        data = self.problem.data
-        return Evaluator(
-            self.relay,
-            self.trainer,
-            validation=data.validation,
-            budget=budget,
-            scorer=self.scorer,
-            test=data.test,
-            lead=lead,
-        )
+    @property
+    def server(self) -> ParamServer:
+        """The shared weights; the relay itself may be at a copy."""
+        return self.relay.server
 
 
-def build_shared(conf: Conf, objects: Objects, ranks: RunRanks) -> tuple[Conf, TrainingComponents, ParamServer]:
-    """What all ranks of a search or a training build alike: settings with memory decided, and what trains.
+def evaluator_of(parts: Parts, budget: Budget, lead: Lead) -> Evaluator:
+    """What trains and scores networks of a search on the relay."""
+    data = parts.problem.data
+    return Evaluator(
+        parts.relay,
+        parts.trainer,
+        validation=data.validation,
+        budget=budget,
+        scorer=parts.scorer,
+        test=data.test,
+        lead=lead,
+    )
+
+
+def led_parts(conf: SearchConf | RetrainConf, ranks: RunRanks) -> Parts:
+    """Build them on all ranks of a run; its own objects stay where they are. Raises L2LError: see `build_parts`."""
+    return ranks.lead.do("build", (replace(conf, objects={}),), lambda _: build_parts(conf, ranks))
+
+
+def build_parts(conf: SearchConf | RetrainConf, ranks: RunRanks) -> Parts:
+    """What all ranks of a search or a training build alike.
 
     Raises:
-        L2LError: whatever is wrong with the settings, the objects or the problem.
+        L2LError: whatever is wrong with the settings or the problem.
     """
     consensus = ranks.consensus
     check_mesh(conf.parallel, consensus.size)
     conf = with_chunks(conf, consensus.size)
-    problem, server = _problem_and_server(conf, objects, consensus)
+    problem, server = _problem_and_server(conf, consensus)
     compare_problems(consensus, problem)
-    sharers = sharers_of(conf, objects.executor) if isinstance(conf, SearchConf) else 1
+    sharers = sharers_of(conf) if isinstance(conf, SearchConf) else 1
     relay, memory = relay_of(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
     trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
@@ -107,7 +88,7 @@ def build_shared(conf: Conf, objects: Objects, ranks: RunRanks) -> tuple[Conf, T
     batches = Batches(problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
     trainer = Trainer(relay, task, batches, conf.train.micro_batch)
     scorer = build_scorer(trainer, conf.relay, seed=conf.seed)
-    return conf, TrainingComponents(problem, relay, trainer, scorer, relay.trace), server
+    return Parts(conf, problem, relay, trainer, scorer, relay.trace)
 
 
 def relay_of(
@@ -136,25 +117,28 @@ def relay_of(
     return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
 
-def _problem_and_server(
-    conf: SearchConf | RetrainConf, objects: Objects, consensus: Consensus
-) -> tuple[Problem, ParamServer]:
+def problem_of(conf: SearchConf | RetrainConf) -> Problem:
+    """What is searched, or trained. Raises SettingError, DataError: see `load_problem`."""
+    given: Problem | None = conf.objects.get("problem")
+    return given or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+
+
+def _problem_and_server(conf: SearchConf | RetrainConf, consensus: Consensus) -> tuple[Problem, ParamServer]:
     """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen.
 
     Raises:
         SettingError: a group of the optimizer, or the storage, does not go with the pool.
         SpaceError: layers that the ranks which share them do not divide.
     """
-    optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
-    problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+    optimizer = build_optimizer(conf.chosen("optimizer"))
+    problem = problem_of(conf)
     pool, keys = problem.pool, frozenset[str]()
     if isinstance(conf, SearchConf):
         left = retired(pool, conf.search.retire)
         optimizer = without_retired(optimizer, pool, left)
         pool, keys = frozen(left, conf.search.freeze)
     pool = freeze(pool, optimizer)
-    storage = conf.relay.storage if objects.storage is None else objects.storage
-    opened = own_storage(storage, pool=pool, optimizer=optimizer)
+    opened = own_storage(conf.chosen("relay.storage"), pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
     server = NetworkRanks(consensus, conf.parallel.tensor).server(
         pool,

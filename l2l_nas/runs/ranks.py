@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from l2l_nas.arguments import shown
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.fields import changed, entries, value_of
+from l2l_nas.runs.fields import changed, content, entries, value_of
 from l2l_nas.runs.mesh import idle_ranks
 from l2l_nas.runs.origin import describe_data, versions
 from l2l_nas.runs.settings import RetrainConf, SearchConf
@@ -43,7 +43,7 @@ class RunRanks:
 
     def agreed(self, conf: Any) -> Consensus:
         """The ranks, after their settings and versions were compared. Raises SettingError: two differ."""
-        compare(self.consensus, {**entries(asdict(conf)), **versions()})
+        compare(self.consensus, {**entries(content(conf)), **versions()})
         return self.consensus
 
 

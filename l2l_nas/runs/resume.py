@@ -32,7 +32,7 @@ from l2l_nas.runs.saved import (
 )
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 
-Conf = TypeVar("Conf")
+Conf = TypeVar("Conf", SearchConf, RetrainConf)
 
 _EVALUATED = ("complete", "stopped", "failed")
 # "auto" is decided once for a run: sums of repeated layers depend on it
@@ -53,11 +53,10 @@ def explicit_settings(conf: Any, overrides: Collection[str], of_hydra: Collectio
     )
 
 
-def refuse_begun(command: str, folder: RunFolder, resume_command: str = "") -> None:
+def refuse_begun(folder: RunFolder, resume_command: str = "") -> None:
     """Refuse a folder for a new run: one that holds a run or a sweep, or files of the user's under names of a run's.
 
     Args:
-        command: that begins: search or train.
         resume_command: the command that goes on with the run, if it is not that of one run.
 
     Raises:
@@ -71,13 +70,12 @@ def refuse_begun(command: str, folder: RunFolder, resume_command: str = "") -> N
     refuse_taken(folder.root)
 
 
-def go_on(command: str, conf: Conf, *, explicit: Collection[str]) -> Conf | None:
-    """The settings of the run in `conf.resume`, but for those that are said again.
+def go_on(command: str, conf: Conf) -> Conf | None:
+    """The settings of the run in `conf.resume`, but for those that are explicit now.
 
     Args:
         command: that goes on: search or train.
         conf: its settings.
-        explicit: see `explicit_settings`.
 
     Returns:
         None if there was no run: one that was killed before it had settings is started with those given.
@@ -86,9 +84,8 @@ def go_on(command: str, conf: Conf, *, explicit: Collection[str]) -> Conf | None
         SettingError: a setting that must stay was given another value; two folders; a pool that must be named again.
         StorageError: the run is of another command, or its settings are damaged.
     """
-    folder = RunFolder(Path(value_of(conf, "resume")))
-    ours = Path(value_of(conf, "folder"))
-    is_other = "folder" in explicit and ours != folder.root
+    folder, ours = RunFolder(Path(conf.resume)), Path(conf.folder)
+    is_other = "folder" in conf.explicit and ours != folder.root
     if not folder.root.is_dir() and ours != folder.root:
         raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
@@ -101,55 +98,76 @@ def go_on(command: str, conf: Conf, *, explicit: Collection[str]) -> Conf | None
         raise StorageError(f"{folder.root} holds a {saved.noun}; go on with it by: {saved.resume_command()}")
     if is_other:
         raise _two_folders(conf)
-    explicit = set(explicit)
-    if value_of(conf, "relay.budget") == "auto":
-        explicit.discard("relay.budget")
+    explicit = conf.explicit - ({"relay.budget"} if conf.relay.budget == "auto" else set())
     exempt = {*PLACES}
     if "relay.budget" in explicit:
         exempt |= _DECIDED - explicit
-    found = inherit(conf, folder, explicit=explicit, exempt=exempt)
+    found = replace(inherit(replace(conf, explicit=explicit), folder, exempt=exempt), explicit=conf.explicit)
     for name, (before, now) in changes(saved.settings.whole, found).items():
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
     return found
 
 
-@dataclass(frozen=True)
-class SearchStart:
-    """What a search starts or goes on with.
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run starts or goes on with.
 
     Args:
+        command: search or train.
         conf: all settings; those of the folder that it goes on in are taken over.
+        folder: its own.
         files: of whoever started it, to be written beside the settings: of what goes on they tell how it was started.
         is_new: whether no settings were taken over.
         left_out: what to tell of settings that the run had before; see the function of this name.
     """
 
-    conf: SearchConf
+    command: str
+    conf: SearchConf | RetrainConf
+    folder: RunFolder
     files: Mapping[str, str]
     is_new: bool
     left_out: str = ""
 
     @property
-    def folder(self) -> RunFolder:
-        """Its own."""
-        return RunFolder(Path(self.conf.resume or self.conf.folder))
+    def goes_on(self) -> bool:
+        """Whether it was asked to go on with a run, of which one that was killed may have left no settings."""
+        return bool(self.conf.resume)
 
     def refuse_begun(self, resume_command: str) -> None:
-        """Refuse a folder that holds a run which this does not go on with: before all, and when nobody else writes."""
-        if not self.conf.resume or (self.is_new and self.folder.config.exists()):
-            refuse_begun("search", self.folder, resume_command)
+        """Refuse a folder that holds a run which this does not go on with: before all, and when nobody else writes.
+
+        Raises:
+            StorageError: with what to do.
+        """
+        if not self.goes_on or (self.is_new and self.folder.config.exists()):
+            refuse_begun(self.folder, resume_command if self.command == "search" else "")
+        elif self.is_new and self.command == "train":
+            own = (".hydra", "architecture.json")[: 1 + is_architecture(self.folder.architecture)]
+            refuse_taken(self.folder.root, but=own)
 
 
-def search_start(conf: SearchConf, *, explicit: Collection[str], files: Mapping[str, str] | None) -> SearchStart:
+def search_start(conf: SearchConf, *, files: Mapping[str, str] | None) -> Start:
     """Read what a search starts or goes on with. Raises SettingError, StorageError: see `go_on`, and `check_bounds`."""
     _refuse_skip_done(conf)
-    before = go_on("search", conf, explicit=explicit) if conf.resume else None
+    before = go_on("search", conf) if conf.resume else None
     conf = completed(before or conf)
     check_bounds(conf)
-    if before is None:
-        return SearchStart(conf, files or {}, is_new=True)
-    return SearchStart(conf, {}, is_new=False, left_out=_left_out(conf, explicit))
+    return _started(Start, "search", conf, before, files)
+
+
+def _started(
+    kind: type[Any], command: str, conf: Any, before: Any, files: Mapping[str, str] | None, **more: Any
+) -> Any:
+    return kind(
+        command=command,
+        conf=conf,
+        folder=RunFolder(Path(conf.resume or conf.folder)),
+        files=files or {} if before is None else {},
+        is_new=before is None,
+        left_out="" if before is None else _left_out(conf),
+        **more,
+    )
 
 
 def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
@@ -157,9 +175,9 @@ def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
         raise SettingError("skip_done is for sweeps: add -m")
 
 
-def _left_out(conf: SearchConf | RetrainConf, explicit: Collection[str]) -> str:
+def _left_out(conf: SearchConf | RetrainConf) -> str:
     withheld = read_settings(RunFolder(Path(conf.resume)).config).withheld
-    return left_out(withheld, explicit=explicit, schema=type(conf))
+    return left_out(withheld, explicit=conf.explicit, schema=type(conf))
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -206,15 +224,14 @@ def _chosen(
     return found
 
 
-def inherit(conf: Conf, folder: RunFolder, *, explicit: Collection[str], exempt: Collection[str]) -> Conf:
-    """The settings of a run, but for those that were given and those that the command keeps.
+def inherit(conf: Conf, folder: RunFolder, *, exempt: Collection[str]) -> Conf:
+    """The settings of a run, but for those that are explicit and those that the command keeps.
 
-    Of settings that are dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
+    Of settings that are dictionaries, such as `space.args`, each explicit entry counts, the others are the run's.
     What the folder may not give is named again; see [Note: folders of others] in `folder_settings.py`.
 
     Args:
-        conf: a dataclass of `settings.py`.
-        explicit: see `explicit_names`.
+        conf: of the command.
         exempt: names of settings, or of sections, that are this command's own.
 
     Raises:
@@ -222,23 +239,24 @@ def inherit(conf: Conf, folder: RunFolder, *, explicit: Collection[str], exempt:
         StorageError: the run's settings are missing or damaged.
     """
     saved = read_settings(folder.config)
+    explicit: Collection[str] = conf.explicit
     taken: dict[str, Any] = {}
     for one in declared(type(conf)):
         name = one.name
-        found = value_of(saved.config, name)
+        value = value_of(saved.config, name)
         is_kept = _covers(exempt, name) or (_covers(explicit, name) and name not in CHOICES)
-        if found is None or is_kept:
+        if value is None or is_kept:
             continue
         try:
-            found = fitting(one, found)
+            value = fitting(one, value)
         except SettingError:
-            raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
-        taken[name] = (
-            _chosen(name, found, value_of(conf, name), explicit=explicit) if isinstance(found, dict) else found
-        )
+            raise StorageError(f"{folder.config}: damaged ({name} is {value!r}); restore it") from None
+        is_dict = isinstance(value, dict)
+        taken[name] = _chosen(name, value, value_of(conf, name), explicit=explicit) if is_dict else value
     if own := must_be_named(saved.withheld, explicit={*exempt, *explicit}, schema=type(conf)):
         raise SettingError(f"{folder.root}: {name_again(own)}")
-    return changed(conf, taken)
+    found: Conf = changed(conf, taken)
+    return found
 
 
 def _covers(names: Collection[str], name: str) -> bool:
@@ -327,59 +345,52 @@ def refuse_other_settings(folder: RunFolder, conf: SearchConf | RetrainConf) -> 
             raise StorageError(f"the run there has {name}={spell(before)}, not {spell(now)}; choose another folder")
 
 
-@dataclass(frozen=True)
-class TrainingStart:
-    """Settings and architecture of a training, and the run that these are from; None where the training goes on.
+@dataclass(frozen=True, kw_only=True)
+class TrainingStart(Start):
+    """The same of a training.
 
     Args:
-        left_out: see `SearchStart`.
+        choice: its architecture.
+        source: the run that this is from; None where the training goes on.
     """
 
     conf: RetrainConf
     choice: ChosenArchitecture
     source: RunFolder | None = None
-    left_out: str = ""
 
 
-def training_start(conf: RetrainConf, folder: RunFolder, *, explicit: Collection[str]) -> TrainingStart:
+def training_start(conf: RetrainConf, *, files: Mapping[str, str] | None) -> TrainingStart:
     """Read what a training starts or goes on with.
-
-    Args:
-        explicit: names of settings that somebody named.
 
     Raises:
         SettingError: what is given does not go with the folder, or with the run.
         StorageError: the folder holds another run, or something is missing or damaged.
     """
     _refuse_skip_done(conf)
-    before = _as_before(conf, folder, explicit) if conf.resume else None
-    if before is not None:
-        return before
-    refuse_start(folder, resume=bool(conf.resume))
-    return _as_in_the_run(conf, explicit)
-
-
-def refuse_start(folder: RunFolder, *, resume: bool) -> None:
-    """Refuse a folder in which no training can start, with a StorageError.
-
-    Args:
-        resume: whether it may hold what one left that was killed before it had settings.
-    """
-    if resume:
-        refuse_taken(folder.root, but=(".hydra", "architecture.json")[: 1 + is_architecture(folder.architecture)])
+    check_bounds(conf)
+    source = None
+    before = _as_before(conf, RunFolder(Path(conf.resume))) if conf.resume else None
+    if before is None:
+        _started(Start, "train", conf, None, files).refuse_begun("")
+        conf, choice, source = _as_in_the_run(conf)
     else:
-        refuse_begun("train", folder)
+        conf, choice = before
+    conf = completed(conf)
+    check_bounds(conf)
+    found: TrainingStart = _started(TrainingStart, "train", conf, before, files, choice=choice, source=source)
+    return found
 
 
-def _as_before(conf: RetrainConf, folder: RunFolder, explicit: Collection[str]) -> TrainingStart | None:
-    """The settings and the architecture that this training was started with, but for what is given."""
+def _as_before(conf: RetrainConf, folder: RunFolder) -> tuple[RetrainConf, ChosenArchitecture] | None:
+    """The settings and the architecture that this training was started with, but for what is explicit."""
     # compared below, by what they name
+    explicit = conf.explicit
     asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in explicit}
     weights = conf.weights
-    found = go_on("train", conf, explicit=frozenset(explicit) - asked.keys() - {"weights"})
+    found = go_on("train", replace(conf, explicit=explicit - asked.keys() - {"weights"}))
     if found is None:
         return None
-    conf = found
+    conf = replace(found, explicit=explicit)
     has_begun = folder.architecture.exists()
     before = read_choice(
         *(("", str(folder.architecture)) if has_begun else (conf.run, conf.architecture)),
@@ -399,10 +410,10 @@ def _as_before(conf: RetrainConf, folder: RunFolder, explicit: Collection[str]) 
         source = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
         if source != conf.weights:
             raise must_stay(folder, "weights", conf.weights, source, rule_of("weights").why)
-    return TrainingStart(conf, before, left_out=_left_out(conf, explicit))
+    return conf, before
 
 
-def _as_in_the_run(conf: RetrainConf, explicit: Collection[str]) -> TrainingStart:
+def _as_in_the_run(conf: RetrainConf) -> tuple[RetrainConf, ChosenArchitecture, RunFolder | None]:
     """The architecture, and settings of the run that it or its weights are from."""
     choice = read_choice(conf.run, conf.architecture, trial=conf.trial)
     run = run_of(Path(conf.run or conf.architecture))
@@ -411,11 +422,9 @@ def _as_in_the_run(conf: RetrainConf, explicit: Collection[str]) -> TrainingStar
     if weights is not None:
         conf = replace(conf, weights=str(weights))
     if run is not None:
-        conf = inherit(
-            conf, run, explicit=explicit, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
-        )
+        conf = inherit(conf, run, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited])
         conf = replace(conf, metric=conf.metric or _metric_of(SavedRun(run).config))
-    return TrainingStart(conf, choice, run)
+    return conf, choice, run
 
 
 def _metric_of(config: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""The components of a run, built once from its settings, before anything is written."""
+"""The parts of a search, built once from its settings, before anything is written."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,11 +19,11 @@ from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, Limit, unmeasured
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean, of_user
-from l2l_nas.nas.evaluation.early_stopping import build_early_stop
-from l2l_nas.nas.objectives import parse_goals
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.strategies.budget import Budget, Division
-from l2l_nas.nas.strategies.context import SearchComponents
 from l2l_nas.nas.strategies.default import RANDOM, build_phases
 from l2l_nas.nas.strategies.division import parse_time
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext, measured
@@ -33,15 +33,12 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import check_memory, largest, parse_bytes, set_threads
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
-from l2l_nas.runs.mesh import (
-    paper_relay,
-    refuse_undivided,
-)
+from l2l_nas.runs.mesh import paper_relay, refuse_undivided
 from l2l_nas.runs.numbers import budget_of, decide_numbers
+from l2l_nas.runs.parts import Parts, evaluator_of, led_parts
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.settings import SHIPPED, SearchConf
-from l2l_nas.runs.shared import Objects, TrainingComponents, build_shared
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.convert.convert import is_converted
@@ -57,88 +54,77 @@ _MEASURING = 0.02  # of a time that is divided, about: what each of steps, score
 
 
 @dataclass(frozen=True)
-class Components:
-    """All that a run of a search is made of.
+class SearchParts(Parts):
+    """All that a search is made of, built once from its settings.
 
     Args:
         conf: all settings, with what was decided meanwhile in place of what nobody gave.
-        search: what the phases work with.
+        evaluator, weights, budget, goals, constraints, costs, early_stop, paths, enqueued: see `SearchContext`.
         division: what numbers that nobody gave follow from; None where all were given.
         learned: from earlier runs; None where none were named.
     """
 
     conf: SearchConf
-    training: TrainingComponents
-    search: SearchComponents
     phases: Sequence[Phase]
+    evaluator: Evaluator
+    weights: SharedWeights
+    budget: Budget
+    goals: tuple[Goal, ...]
+    constraints: Sequence[Constraint]
+    costs: Costs
+    early_stop: EarlyStop
+    paths: PathSampler
+    enqueued: Sequence[Architecture]
     division: Division | None
-    learned: Learned | None = None
-
-    @property
-    def problem(self) -> Problem:
-        """What is searched."""
-        return self.training.problem
-
-    @property
-    def server(self) -> ParamServer:
-        """The shared weights; the relay itself may be at a copy."""
-        return self.training.relay.server
+    learned: Learned | None
 
 
-def build_components(
-    conf: SearchConf, objects: Objects, *, explicit: Collection[str] = (), ranks: RunRanks | None = None
-) -> Components:
-    """Build a search's components.
+def build_search_parts(conf: SearchConf, ranks: RunRanks | None = None) -> SearchParts:
+    """Build a search's parts.
 
     Args:
         conf: all settings; see `completed`.
-        objects: in place of what the settings name.
-        explicit: names of settings that somebody named.
         ranks: that share the work; None: this process does it.
 
     Raises:
-        L2LError: whatever is wrong with the settings, the objects or the problem.
+        L2LError: whatever is wrong with the settings or the problem.
     """
     ranks = ranks or RunRanks()
-    build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-    conf, training, server = ranks.lead.do("build", (conf,), lambda conf: build_shared(conf, objects, ranks))
-    problem, relay = training.problem, training.relay
+    build_schedule(conf.chosen("schedule"))
+    parts = led_parts(conf, ranks)
+    conf = parts.conf  # type: ignore[assignment]
+    problem, relay, server, pool = parts.problem, parts.relay, parts.server, parts.problem.pool
     refuse_undivided(server)
-    pool = problem.pool
-    phases = _phases(conf, objects, server)
+    phases = _phases(conf, server)
     step = cut_sizes(min(conf.train.batch_size, len(problem.data.train)), conf.train.micro_batch)
-    costs = _costs(conf, objects, problem, relay, step)
+    costs = _costs(conf, problem, relay, step)
     goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
-    rule = objects.early_stop
-    if rule is None:
-        rule = build_early_stop(conf.search.early_stop, goals)
+    rule = conf.objects.get("search.early_stop") or build_early_stop(conf.search.early_stop, goals)
     constraints = _constraints(conf, problem, costs)
     allowed = unmeasured((NonEmpty(pool), *constraints))
     paths = build_paths(conf.search.warmup_paths, pool, seed=conf.seed, constraints=allowed)
     costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
         check_memory(relay, step, largest(pool, constraints=constraints), storage=conf.relay.storage)
-    said = conf.strategy
-    conf, division = decide_numbers(
-        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, ranks.lead), said=explicit
-    )
-    if conf.strategy != said:
-        phases = _phases(conf, objects, server)
-    budget = full_budget(conf, objects)
+    strategy = conf.strategy
+    conf, division = decide_numbers(conf, problem, phases=phases, pace=lambda: _speed(parts, phases, paths, ranks.lead))
+    if conf.strategy != strategy:
+        phases = _phases(conf, server)
+    budget = full_budget(conf)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
-        training.trainer.check(None, steps=budget.last_step)
-    enqueued = _enqueued(conf, objects, pool, explicit)
+        parts.trainer.check(None, steps=budget.last_step)
+    enqueued = _enqueued(conf, pool)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
-    is_default = "search.learn_from" not in explicit and conf.search.learn_from == [SHIPPED]
-    if (why := _no_use_for_earlier_tasks(conf, objects)) and not is_default:
+    is_default = "search.learn_from" not in conf.explicit and conf.search.learn_from == [SHIPPED]
+    if (why := _no_use_for_earlier_tasks(conf)) and not is_default:
         raise SettingError(why)
     learned = None if why else learned_by(conf, problem, goals[0], is_default=is_default)
-    ranks.lead.do("begin", (conf,), lambda conf: None)
-    search = SearchComponents(
-        relay=relay,
-        trainer=training.trainer,
-        evaluator=training.evaluator(budget, ranks.lead),
+    ranks.lead.do("begin", (replace(conf, objects={}),), lambda _: None)
+    return SearchParts(
+        **{**vars(parts), "conf": conf},
+        phases=phases,
+        evaluator=evaluator_of(parts, budget, ranks.lead),
         weights=SharedWeights(server, ranks.lead),
         budget=budget,
         goals=goals,
@@ -146,23 +132,21 @@ def build_components(
         costs=costs,
         early_stop=rule,
         paths=paths,
-        seed=conf.seed,
         enqueued=enqueued,
-        earlier_tasks=() if learned is None else learned.tasks,
+        division=division,
+        learned=learned,
     )
-    return Components(conf, training, search, phases, division, learned)
 
 
-def full_budget(conf: SearchConf, objects: Objects) -> Budget:
+def full_budget(conf: SearchConf) -> Budget:
     """The budget of settings that are all decided, with the schedule."""
-    schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-    return replace(budget_of(conf), schedule=schedule)
+    return replace(budget_of(conf), schedule=build_schedule(conf.chosen("schedule")))
 
 
-def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Phase]:
+def _phases(conf: SearchConf, server: ParamServer) -> list[Phase]:
     """Those of the strategy; what they, and the sampler, cannot do is refused."""
-    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy, STRATEGIES)
-    if objects.sampler is None:  # built when it is known how much is done
+    phases = build_phases(conf.chosen("strategy"), STRATEGIES)
+    if "sampler" not in conf.objects:  # built when it is known how much is done
         build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
     for phase in phases:
         with of_user(phase, "phase"):
@@ -170,23 +154,23 @@ def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Pha
     return phases
 
 
-def _enqueued(conf: SearchConf, objects: Objects, pool: LayerPool, explicit: Collection[str]) -> list[Architecture]:
+def _enqueued(conf: SearchConf, pool: LayerPool) -> list[Architecture]:
     """What is tried first: a user's own model, unless they say what; other strategies score that by themselves."""
-    is_given = not conf.resume or "search.enqueue" in explicit
-    is_default = not conf.resume and "search.enqueue" not in explicit
-    chooses = conf.strategy["name"] == "default" or objects.strategy is not None
+    is_explicit = "search.enqueue" in conf.explicit
+    is_default = not conf.resume and not is_explicit
+    chooses = conf.strategy["name"] == "default" or "strategy" in conf.objects
     if is_default and chooses and is_converted(pool):
         return [pool.original]
-    return read_enqueued(conf.search.enqueue, pool, is_given=is_given)
+    return read_enqueued(conf.search.enqueue, pool, is_given=not conf.resume or is_explicit)
 
 
-def _no_use_for_earlier_tasks(conf: SearchConf, objects: Objects) -> str:
+def _no_use_for_earlier_tasks(conf: SearchConf) -> str:
     """Why a search cannot learn from earlier runs; empty where it can, or does not."""
     if not conf.search.learn_from:
         return ""
-    if conf.strategy["name"] == RANDOM and objects.strategy is None:
+    if conf.strategy["name"] == RANDOM and "strategy" not in conf.objects:
         return f"search.learn_from has no effect with strategy={RANDOM}, which draws at random; leave one out"
-    name, sampler = conf.sampler["name"], objects.sampler
+    name, sampler = conf.sampler["name"], conf.objects.get("sampler")
     if sampler is None:
         sampler = build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
     else:
@@ -205,8 +189,8 @@ def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Cons
     return (*problem.constraints, *limits)
 
 
-def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Costs:
-    section, train = conf.search, problem.data.train
+def _costs(conf: SearchConf, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Costs:
+    train = problem.data.train
     first = torch.zeros(1, dtype=torch.int64)  # latencies are of one sample
 
     if conf.parallel.tensor > 1:
@@ -217,7 +201,7 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
         sizes,
         build=lambda architecture: build_network(relay.server.another(problem.pool), architecture),
         inputs=train.batch(first)[0],
-        own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
+        own=own_costs(conf.chosen("search.costs"), pool=problem.pool, beside=problem.costs),
         hardware=_hardware(conf),
     )
 
@@ -235,44 +219,41 @@ def _hardware(conf: SearchConf) -> Hardware | None:
     return None
 
 
-def _speed(
-    conf: SearchConf, training: TrainingComponents, phases: Sequence[Phase], paths: PathSampler, lead: Lead
-) -> MachineSpeed:
+def _speed(parts: Parts, phases: Sequence[Phase], paths: PathSampler, lead: Lead) -> MachineSpeed:
     """How fast this machine is, with as many threads as each worker will have."""
     began = time.perf_counter()
-    original = training.problem.pool.original if any(isinstance(one, DistilBlocks) for one in phases) else None
+    original = parts.problem.pool.original if any(isinstance(one, DistilBlocks) for one in phases) else None
     path_at = paths.path_at if original is None else lambda step: original
-    context = speed_context(conf, training, path_at)
-    set_threads(conf.relay.threads, training.relay, workers=conf.search.workers)
+    context = speed_context(parts, path_at)
     try:
         for phase in phases:
             with of_user(phase, "phase"):
                 context = replace(context, trainer=phase.trainer(context.trainer))
         speed = lead.do(
             "measure speed",
-            (conf, path_at, time.perf_counter),
-            lambda _, path_at, clock: measured(replace(context, path_at=path_at, clock=clock)),
+            (path_at, time.perf_counter),
+            lambda path_at, clock: measured(replace(context, path_at=path_at, clock=clock)),
         )
         for phase in phases:
             with of_user(phase, "phase"):
                 speed = phase.speed(speed, context)
         return replace(speed, fixed=speed.fixed + time.perf_counter() - began)
     finally:
-        set_threads(conf.relay.threads, training.relay)
+        set_threads(parts.conf.relay.threads, parts.relay)
 
 
 def speed_context(
-    conf: SearchConf,
-    training: TrainingComponents,
-    path_at: Callable[[int], Architecture],
-    clock: Callable[[], float] = time.perf_counter,
+    parts: Parts, path_at: Callable[[int], Architecture], clock: Callable[[], float] = time.perf_counter
 ) -> SpeedContext:
-    """What the speed of a machine is measured with."""
+    """What the speed of a machine is measured with, on as many threads as a worker has from now on."""
+    conf = parts.conf
+    assert isinstance(conf, SearchConf)
+    set_threads(conf.relay.threads, parts.relay, workers=conf.search.workers)
     return SpeedContext(
-        trainer=training.trainer,
-        relay=training.relay,
+        trainer=parts.trainer,
+        relay=parts.relay,
         path_at=path_at,
-        validation=training.problem.data.validation,
+        validation=parts.problem.data.validation,
         budget=budget_of(conf),
         workers=conf.search.workers,
         seconds=_MEASURING * parse_time(conf.search.time),

@@ -21,10 +21,12 @@ from l2l_nas.runs.fields import (
     TEXT,
     OnResume,
     UsedIf,
+    beside,
     declared,
     section,
     setting,
     stays,
+    value_of,
 )
 from l2l_nas.runs.section_settings import (
     TRAINED,
@@ -159,8 +161,17 @@ class SearchSection:
 
 @dataclass(frozen=True)
 class RunConf:
-    """What every run has."""
+    """What every run has.
 
+    Args:
+        explicit: no setting, but the dotted names of those that somebody named; of what is in one, such as
+            `space.args.depth`, too.
+        objects: no setting, but what a caller gave in Python in place of what settings name, by their dotted names;
+            and the "problem", in place of `space` and `data`.
+    """
+
+    explicit: frozenset[str] = beside(frozenset)
+    objects: Mapping[str, Any] = beside(dict)
     seed: int = setting(
         0,
         "seed of weights, batches and all that is drawn",
@@ -188,6 +199,10 @@ class RunConf:
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
     relay: RelayConf = section(RelayConf, resume=FREE)
     parallel: ParallelConf = section(ParallelConf, resume=FREE)
+
+    def chosen(self, name: str) -> Any:
+        """What a setting says, or the object that a caller gave in its place."""
+        return self.objects[name] if name in self.objects else value_of(self, name)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,31 +18,30 @@ from l2l_nas.nas.evaluation.remote import Message, Workplace, pickled
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
-from l2l_nas.runs.components import Components, build_components
+from l2l_nas.runs.search_parts import SearchParts, build_search_parts
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.runs.shared import Objects
 from l2l_nas.training.problem import Problem
 
+# what workers need of what is given as objects
+_BUILT = ("problem", "optimizer", "schedule", "search.costs")
 
-def engine_name(conf: SearchConf, objects: Objects) -> str:
+
+def engine_name(conf: SearchConf) -> str:
     """The executor that a search has: workers=N alone means processes."""
     name = str(conf.executor["name"])
-    if objects.executor is not None or is_own(name):
+    if "executor" in conf.objects or is_own(name):
         return "own"
     return "processes" if name == "inline" and conf.search.workers > 1 else name
 
 
-def check_workers(conf: SearchConf, objects: Objects, *, explicit: Collection[str] = ()) -> None:
+def check_workers(conf: SearchConf) -> None:
     """Refuse settings that do not go with several processes.
-
-    Args:
-        explicit: names of settings that somebody named.
 
     Raises:
         SettingError: named.
     """
-    workers, name = conf.search.workers, engine_name(conf, objects)
-    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*explicit}:
+    workers, name = conf.search.workers, engine_name(conf)
+    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & conf.explicit:
         raise SettingError(
             f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
             "executor=processes"
@@ -63,7 +62,7 @@ def check_workers(conf: SearchConf, objects: Objects, *, explicit: Collection[st
                 "start the search with torchrun and without workers"
             )
     check_installed(name)
-    if conf.relay.storage != "ram" or objects.storage is not None:
+    if conf.chosen("relay.storage") != "ram":
         raise SettingError(
             f"relay.storage={conf.relay.storage} keeps states where other workers do not see them; use "
             "executor=inline, or relay.storage=ram"
@@ -74,65 +73,63 @@ def check_workers(conf: SearchConf, objects: Objects, *, explicit: Collection[st
 
 @dataclass(frozen=True)
 class SearchRecipe:
-    """The search, as a worker builds it: its pool, data, relay and trainer from the same settings and objects.
+    """The search, as a worker builds it: its pool, data, relay and trainer from the same settings.
 
     Args:
         folder: that relative paths of the settings begin in, where there is one of that name.
     """
 
     conf: SearchConf
-    objects: Objects
     folder: str = field(default_factory=os.getcwd)
 
     def build(self) -> Workplace:
         """In the process that it is called in."""
         quiet_optuna()
         with contextlib.chdir(self.folder if os.path.isdir(self.folder) else os.getcwd()):
-            components = build_components(self.conf, self.objects)
-        server, workers = components.server, self.conf.search.workers
-        set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
-        return Workplace(components.search.evaluator, server, identity(components.problem))
+            parts = build_search_parts(self.conf)
+        set_threads(self.conf.relay.threads, parts.relay, workers=self.conf.search.workers)
+        return Workplace(parts.evaluator, parts.server, identity(parts.problem))
 
 
-def recipe_of(conf: SearchConf, objects: Objects) -> SearchRecipe:
+def recipe_of(conf: SearchConf) -> SearchRecipe:
     """What workers need: they propose nothing, and see nothing go by."""
     section = replace(conf.search, time="", learn_from=[])
-    rule = objects.early_stop if objects.early_stop is not None else section.early_stop
+    rule = conf.chosen("search.early_stop")
     if not isinstance(rule, str) or is_own(rule):  # the rule decides here; a worker needs none
         section = replace(section, early_stop="none")
     random, default, inline = ({"name": name} for name in ("random", "default", "inline"))
-    plain = replace(conf, search=section, sampler=random, strategy=default, callbacks={}, executor=inline)
-    kept = Objects(problem=objects.problem, optimizer=objects.optimizer, schedule=objects.schedule, costs=objects.costs)
-    return SearchRecipe(plain, kept)
+    kept = {name: conf.objects[name] for name in _BUILT if name in conf.objects}
+    plain = replace(conf, search=section, sampler=random, strategy=default, callbacks={}, executor=inline, objects=kept)
+    return SearchRecipe(plain)
 
 
 @contextlib.contextmanager
-def worker_executor(components: Components, objects: Objects) -> Iterator[FuturesExecutor]:
+def worker_executor(parts: SearchParts) -> Iterator[FuturesExecutor]:
     """The executor of a search that has workers.
 
     Raises:
         SettingError: the executor cannot be opened.
         WorkerError: it takes no work.
     """
-    conf, server, workers = components.conf, components.server, components.conf.search.workers
-    group = -(-population_size(server, components.search.budget) // workers)
+    conf, workers = parts.conf, parts.conf.search.workers
+    group = -(-population_size(parts.server, parts.budget) // workers)
     executor = FuturesExecutor(
-        _opener(conf, objects, pickled(recipe_of(conf, objects))),
-        server,
+        _opener(conf, pickled(recipe_of(conf))),
+        parts.server,
         workers=workers,
         size=group * workers,
-        identity=identity(components.problem),
+        identity=identity(parts.problem),
     )
     with contextlib.closing(executor):
         executor.open()
         yield executor
 
 
-def _opener(conf: SearchConf, objects: Objects, recipe: bytes) -> Callable[[], Engine]:
+def _opener(conf: SearchConf, recipe: bytes) -> Callable[[], Engine]:
     """What opens the engine, and raises a `SettingError` where it cannot be."""
-    name, workers = engine_name(conf, objects), conf.search.workers
+    name, workers = engine_name(conf), conf.search.workers
     if name == "own":
-        own: Executor = objects.executor or made(
+        own: Executor = conf.objects.get("executor") or made(
             conf.executor,
             setting="executor",
             offered={"workers": workers},

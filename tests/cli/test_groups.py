@@ -21,7 +21,6 @@ from l2l_nas.nas.strategies.default import build_phases
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import SearchConf, SearchSection
-from l2l_nas.runs.shared import Objects
 from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents
@@ -85,7 +84,7 @@ def test_every_choice_is_one_that_the_program_has(group):
             if name in ("ray", "dask", "submitit") and find_spec({"dask": "distributed"}.get(name, name)) is None:
                 continue  # an extra
             conf = SearchConf(executor=chosen, search=SearchSection(workers=2))
-            check_workers(conf, Objects())
+            check_workers(conf)
         elif group == "optimizer":
             assert build_optimizer(chosen)
         else:

@@ -24,7 +24,7 @@ REAL = ["search", "-m", "space.pool=tiny.py:build", *TINY, "search.warmup_steps=
 class Quick:
     """A search as a sweep sees it: it writes what it was started with, then what it found."""
 
-    def __init__(self, conf, *, files, **_):
+    def __init__(self, conf, console, *, files, **_):
         self._folder, self._files = RunFolder(Path(conf.resume or conf.folder)), files
 
     def go(self):

@@ -341,7 +341,7 @@ def test_a_time_is_divided_by_the_pace_of_a_worker_with_a_worker_s_threads(pool,
         seen.append((context.workers, torch.get_num_threads()))
         raise SettingError("enough")
 
-    monkeypatch.setattr("l2l_nas.runs.components.measured", measured)
+    monkeypatch.setattr("l2l_nas.runs.search_parts.measured", measured)
     monkeypatch.setattr("l2l_nas.runs.build._TORCH_THREADS", 4)
     monkeypatch.setattr("l2l_nas.runs.build._SMALL_LAYER_BYTES", 0)
     before = torch.get_num_threads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.runs.api import conf_of, parted
 from l2l_nas.runs.command_line import resume_command
+from l2l_nas.runs.fields import content
 from l2l_nas.runs.folder_settings import settings_in, typeable
 from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
@@ -115,18 +116,18 @@ def test_a_result_is_shown_by_its_folder_and_not_by_its_data(problem):
 
 def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(problem):
     own, said = parted({"sampler": optuna.samplers.RandomSampler(), "costs": {"n": len}, "trials": 8})
-    conf, _ = conf_of(problem, said)
-    named = typeable(settings_in(asdict(conf)).withheld)
+    conf = conf_of(problem, said)
+    named = typeable(settings_in(content(conf)).withheld)
     assert resume_command("search", "runs/x", named) == "l2l_nas.search(..., resume='runs/x')"
-    assert [cost.__name__ for cost in own["costs"]] == ["n"]
+    assert [cost.__name__ for cost in own["search.costs"]] == ["n"]
 
 
 def test_right_things_of_other_types_are_taken(problem):
     said = {"objectives": "loss", "relay": {"device": torch.device("cpu")}, "trials": np.int64(3), "limits": {"n": 1}}
-    conf, given = conf_of(problem, said)
+    conf = conf_of(problem, said)
     assert (conf.objectives.names, conf.relay.device) == (["loss"], "cpu")
     assert (conf.search.trials, conf.search.limits) == (3, {"n": 1})
-    assert given == {"objectives.names", "relay.device", "search.trials", "search.limits.n", "space.pool"}
+    assert conf.explicit == {"objectives.names", "relay.device", "search.trials", "search.limits.n", "space.pool"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ def prepared(command: str, **settings: object) -> SearchRun | TrainRun:
     conf, kind = {"search": (SearchConf(), SearchRun), "train": (RetrainConf(), TrainRun)}[command]
     values = {"space.pool": "tiny.py:build", "folder": "out", "export": False, **NUMBERS[command], **settings}
     console = Console(quiet=True)
-    return kind(changed(conf, values), console=console, explicit=values.keys(), resume_command="again", files={})
+    conf = replace(changed(conf, values), explicit=frozenset(values))
+    return kind(conf, console, resume_command="again", files={})
 
 
 @COMMANDS
@@ -61,7 +63,7 @@ def test_a_folder_that_another_process_took_meanwhile_is_refused(pool, tmp_path,
             before.update(contents(tmp_path))
 
         before: dict[str, str] = {}
-        patched.setattr(f"l2l_nas.runs.{command}.make_folder", overtaken)
+        patched.setattr("l2l_nas.runs.run.make_folder", overtaken)
         with pytest.raises(StorageError, match=r"out already holds a run|config.yaml is there already"):
             late.go()
     assert contents(tmp_path) == before

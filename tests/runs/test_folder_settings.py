@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import yaml
 
 from l2l_nas.errors import StorageError
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import FromFolder, changed, declared, entries, value_of
+from l2l_nas.runs.fields import FromFolder, changed, content, declared, entries, value_of
 from l2l_nas.runs.folder import RUN_NAMES, RunFolder
 from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, own_settings, read_settings, settings_in
 from l2l_nas.runs.groups import flat
@@ -30,7 +29,7 @@ SCHEMAS = (SearchConf, RetrainConf)
 
 def planted(schema, values):
     """Settings by default, some of them with other values, by name."""
-    whole = dataclasses.asdict(schema())
+    whole = content(schema())
     for name, value in values.items():
         *sections, leaf = name.split(".")
         within = whole
@@ -96,7 +95,7 @@ def test_what_a_folder_may_not_give_is_withheld_and_its_defaults_are_not():
     saved = settings_in(planted(SearchConf, {"executor": executor}))
     assert "executor" not in saved.config
     assert {name.partition(".")[0] for name in saved.withheld} == {"executor"}
-    assert settings_in(dataclasses.asdict(SearchConf())).withheld == {}
+    assert settings_in(content(SearchConf())).withheld == {}
 
 
 def test_all_that_must_be_named_again_stands_in_one_line_that_a_shell_takes_apart():
@@ -143,7 +142,7 @@ def test_what_changes_no_result_is_told_in_one_line_and_not_asked_for():
 
 def test_what_is_taken_is_what_was_written():
     conf = changed(SearchConf(), {"search.trials": 7, "train.batch_size": 3, "space.args": {"width": 4}, "seed": 5})
-    saved = settings_in(dataclasses.asdict(conf))
+    saved = settings_in(content(conf))
     assert flat(SearchConf, saved.config)["search.trials"] == 7
     assert entries(saved.config)["space.args.width"] == 4
     assert saved.config["seed"] == 5

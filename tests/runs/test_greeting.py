@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from tests.compress.test_blockwise import problem
 
 def lines(said, **changes):
     values = {"search.steps_per_trial": 5, **{name.replace("__", "."): value for name, value in changes.items()}}
-    return list(without_effect(changed(SearchConf(), values), said, default_phases()))
+    return list(without_effect(changed(SearchConf(explicit=frozenset(said)), values), default_phases()))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +62,10 @@ def test_settings_of_finalists_without_finalists():
 def test_a_setting_of_a_phase_that_is_not_there():
     conf, said = SearchConf(), ["search.baseline", "search.trials"]
     phases = [l2l_nas.WarmUp(), l2l_nas.Trials(), l2l_nas.Finalists()]
-    assert list(without_effect(conf, said, phases)) == [
+    assert list(without_effect(replace(conf, explicit=frozenset(said)), phases)) == [
         "search.baseline has no effect with strategy=default, which has no RandomSearch()"
     ]
-    assert list(without_effect(conf, said, default_phases())) == []
+    assert list(without_effect(replace(conf, explicit=frozenset(said)), default_phases())) == []
 
 
 def test_a_sampler_where_trials_are_drawn_at_random():
@@ -122,10 +123,8 @@ def test_threads_are_divided_among_all_workers(monkeypatch):
     monkeypatch.setattr("l2l_nas.runs.build._TORCH_THREADS", 16)
     found = problem()
     conf = changed(SearchConf(), {"search.workers": 8})
-    training = SimpleNamespace(relay=Relay(ParamServer(found.pool, optimizer=AdamW(), seed=0), device="cpu"))
-    parts = SimpleNamespace(
-        conf=conf, problem=found, training=training, phases=default_phases(), division=None, learned=None
-    )
+    relay = Relay(ParamServer(found.pool, optimizer=AdamW(), seed=0), device="cpu")
+    parts = SimpleNamespace(conf=conf, problem=found, relay=relay, phases=default_phases(), division=None, learned=None)
     console = Console(file=io.StringIO(), width=200)
-    greet(console, parts, sampler="random", folder=Path("run"), explicit=())
+    greet(console, parts, sampler="random", folder=Path("run"))
     assert re.search(r"(\S+) threads? each", console.file.getvalue())[1] == "2"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from l2l_nas.compress.blockwise import blockwise
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed
-from l2l_nas.runs import components
+from l2l_nas.runs import search_parts
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.numbers import decide_numbers
 from l2l_nas.runs.settings import SearchConf
@@ -32,10 +32,10 @@ def test_a_time_is_divided_among_what_the_phases_do():
 
 
 def test_what_the_measurement_takes_is_taken_off(monkeypatch):
-    monkeypatch.setattr(components, "measured", lambda context: SPEED)
-    monkeypatch.setattr(components, "set_threads", lambda *args, **more: None)
+    monkeypatch.setattr(search_parts, "measured", lambda context: SPEED)
+    monkeypatch.setattr(search_parts, "set_threads", lambda *args, **more: None)
     conf = changed(SearchConf(), {"search.time": "60s"})
-    training = SimpleNamespace(problem=problem(), trainer=None, relay=None)
+    parts = SimpleNamespace(conf=conf, problem=problem(), trainer=None, relay=None)
     began = time.perf_counter()
-    speed = components._speed(conf, training, (), SimpleNamespace(path_at=None), Solo())
+    speed = search_parts._speed(parts, (), SimpleNamespace(path_at=None), Solo())
     assert SPEED.fixed < speed.fixed <= SPEED.fixed + time.perf_counter() - began

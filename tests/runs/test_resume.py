@@ -28,6 +28,11 @@ def run_of(folder, config) -> RunFolder:
     return RunFolder(folder)
 
 
+def explicitly(conf, names):
+    """Settings of which somebody named these."""
+    return replace(conf, explicit=frozenset(names))
+
+
 def test_names_of_settings_are_read_from_overrides():
     overrides = ["train.steps=5", "++space.args.depth=6", "~x", "space=digits_conv", "a='b=c'"]
     assert explicit_names(overrides) == {"train.steps", "space.args.depth", "x", "space", "a"}
@@ -36,7 +41,7 @@ def test_names_of_settings_are_read_from_overrides():
 def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
     conf = changed(RetrainConf(), {"train.batch_size": 64, "space.args": {"depth": 6}})
     explicit = {"train.batch_size", "space.args.depth"}
-    conf = inherit(conf, run_of(tmp_path, RUN), explicit=explicit, exempt={"folder", "train.learning_rate"})
+    conf = inherit(explicitly(conf, explicit), run_of(tmp_path, RUN), exempt={"folder", "train.learning_rate"})
     assert (conf.seed, conf.train.batch_size, conf.optimizer) == (4, 64, {"name": "adamw", "eps": 1})
     assert conf.space.pool == "digits_shared"
     assert conf.space.args == {"depth": 6, "channels": 8}
@@ -45,21 +50,21 @@ def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
 
 
 def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), explicit={"space"}, exempt={"folder"})
+    conf = inherit(explicitly(RetrainConf(), {"space"}), run_of(tmp_path, RUN), exempt={"folder"})
     assert (conf.space.pool, conf.space.args, conf.seed) == ("image_blocks", {}, 4)
 
 
 def test_a_section_that_is_kept_is_kept_whole(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), explicit=(), exempt={"train", "folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), exempt={"train", "folder"})
     assert conf.train == RetrainConf().train
 
 
 def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
     run = run_of(tmp_path, {"space": {"pool": "mine.py:build"}})
     with pytest.raises(SettingError, match=r"name it again: space\.pool=mine\.py:build"):
-        inherit(RetrainConf(), run, explicit=(), exempt=())
+        inherit(RetrainConf(), run, exempt=())
     conf = changed(RetrainConf(), {"space.pool": "other.py:build"})
-    conf = inherit(conf, run, explicit={"space.pool"}, exempt=())
+    conf = inherit(explicitly(conf, {"space.pool"}), run, exempt=())
     assert conf.space.pool == "other.py:build"
 
 
@@ -76,7 +81,7 @@ def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
 def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, config):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError, match=r"config\.yaml: damaged"):
-        inherit(RetrainConf(), run_of(tmp_path, config), explicit=(), exempt=())
+        inherit(RetrainConf(), run_of(tmp_path, config), exempt=())
     assert not (tmp_path / "x").exists()
 
 
@@ -84,7 +89,6 @@ def test_interpolations_are_plain_text(tmp_path):
     conf = inherit(
         RetrainConf(),
         run_of(tmp_path, {"data": {"source": "${oc.env:HOME}", "test_fraction": 0.2}}),
-        explicit=(),
         exempt=(),
     )
     assert conf.data.source == "${oc.env:HOME}"
@@ -92,7 +96,7 @@ def test_interpolations_are_plain_text(tmp_path):
 
 def test_a_run_without_settings_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
-        inherit(RetrainConf(), RunFolder(tmp_path), explicit=(), exempt=())
+        inherit(RetrainConf(), RunFolder(tmp_path), exempt=())
 
 
 def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
@@ -106,15 +110,15 @@ def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
         (("optimizer.name", "optimizer.eps"), default),
         (("optimizer.eps",), {**sgd, "eps": 1.0}),
     ):
-        assert inherit(conf, run, explicit=explicit, exempt=()).optimizer == found
+        assert inherit(explicitly(conf, explicit), run, exempt=()).optimizer == found
     again = changed(RetrainConf(), {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}})
     for explicit, found in (  # the choice that the run has is none that is made anew
         (("optimizer",), sgd),
         (("optimizer", "optimizer.momentum"), {**sgd, "momentum": 0.9}),
     ):
-        assert inherit(again, run, explicit=explicit, exempt=()).optimizer == found
+        assert inherit(explicitly(again, explicit), run, exempt=()).optimizer == found
     with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
-        completed(inherit(conf, run, explicit=("optimizer.eps",), exempt=()))
+        completed(inherit(explicitly(conf, ("optimizer.eps",)), run, exempt=()))
 
 
 def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
@@ -129,4 +133,4 @@ def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
     ):
         conf = replace(RetrainConf(), optimizer={"name": "adamw", "groups": groups})
         explicit = explicit_settings(conf, words, [])
-        assert inherit(conf, run, explicit=explicit, exempt=PLACES).optimizer["groups"] == found
+        assert inherit(explicitly(conf, explicit), run, exempt=PLACES).optimizer["groups"] == found

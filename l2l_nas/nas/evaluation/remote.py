@@ -73,7 +73,7 @@ def pickled(recipe: object) -> bytes:
 
 
 def unpicklable(whole: object) -> str:
-    """Where in an object the innermost thing is that cannot be pickled: "objects.problem.data.train.file"."""
+    """Where in an object the innermost thing is that cannot be pickled: "problem.data.train.file"."""
     name = ""
     for _ in range(20):
         for part, value in _parts(whole):
@@ -82,7 +82,7 @@ def unpicklable(whole: object) -> str:
                 break
         else:
             break
-    return name.removeprefix(".").removeprefix("objects.") or type(whole).__name__
+    return name.removeprefix(".conf.objects.").removeprefix(".") or type(whole).__name__
 
 
 def _is_picklable(value: object) -> bool:

@@ -46,8 +46,8 @@ class StatefulPhase(Protocol):
 
 
 @dataclass(kw_only=True)
-class SearchComponents:
-    """What a search is made of, built once, before anything is written.
+class SearchContext:
+    """The parts of a search, and what its phases have done so far.
 
     Args:
         relay: with the shared weights.
@@ -66,28 +66,6 @@ class SearchComponents:
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
         earlier_tasks: what earlier runs of the space found.
-    """
-
-    relay: Relay
-    trainer: Trainer
-    evaluator: Evaluator
-    weights: SharedWeights
-    budget: Budget
-    goals: tuple[Goal, ...]
-    constraints: Sequence[Constraint]
-    costs: Costs
-    early_stop: EarlyStop
-    paths: PathSampler
-    seed: int
-    enqueued: Sequence[Architecture] = ()
-    earlier_tasks: tuple[EarlierTask, ...] = ()
-
-
-@dataclass(kw_only=True)
-class SearchContext(SearchComponents):
-    """The parts of a search, and what its phases have done so far.
-
-    Args:
         executor: evaluates trials and trains networks alone, here or in workers; see `SegmentExecutor`.
         study: `propose(architecture)` makes an architecture the next trial; `records` are the trials; `num_evaluated`
             is how many of those asked for are done.
@@ -112,6 +90,19 @@ class SearchContext(SearchComponents):
         over: those that are done in this session. The search sets them.
     """
 
+    relay: Relay
+    trainer: Trainer
+    evaluator: Evaluator
+    weights: SharedWeights
+    budget: Budget
+    goals: tuple[Goal, ...]
+    constraints: Sequence[Constraint]
+    costs: Costs
+    early_stop: EarlyStop
+    paths: PathSampler
+    seed: int
+    enqueued: Sequence[Architecture] = ()
+    earlier_tasks: tuple[EarlierTask, ...] = ()
     executor: SegmentExecutor
     study: Study
     checkpoint: Checkpoint
