@@ -127,7 +127,11 @@ def work(command: str, config: DictConfig, *, ranks: RunRanks | None = None) -> 
     conf: Any = OmegaConf.to_object(config)
     if not hasattr(module, "prepared"):
         check_bounds(conf)
-        module.main(conf, *([] if ranks is None else [ranks.agreed(conf)]))
+        if ranks is None:
+            module.main(conf)
+            return None
+        with ranks.agreed(conf):
+            module.main(conf, ranks)
         return None
     if ranks is None:
         return prepared(command, conf, config, open_terminal()).go()  # type: ignore[no-any-return]

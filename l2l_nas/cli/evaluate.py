@@ -8,25 +8,25 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.evaluated import note_evaluation
-from l2l_nas.runs.language import TASKS, check_task, evaluate_text, open_model, relay_of
-from l2l_nas.runs.mesh import NetworkRanks
-from l2l_nas.runs.ranks import compare_files
-from l2l_nas.runs.saved import data_warning, load_found, original_of
+from l2l_nas.runs.language import TASKS, check_task
+from l2l_nas.runs.ranks import RunRanks
+from l2l_nas.runs.reading import Reading
+from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.training.consensus import Consensus
-from l2l_nas.training.data import Batches
-from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
 
-def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
+def main(conf: EvaluateConf, ranks: RunRanks | None = None) -> None:
     """Print the metrics, and whether they are those that the search reported; ranks share the samples."""
-    ranks = NetworkRanks.of(conf.parallel, consensus)
+    reading = Reading(conf, ranks)
+    if not reading.ranks.is_first:
+        reading.follow()
+        return
     if conf.original and not conf.run:
         raise SettingError("original=true is of a run: name it by run=; a published model alone is measured as it is")
     if conf.task:
-        _evaluate_text(conf, ranks)
+        _evaluate_text(conf, reading)
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
@@ -34,21 +34,13 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
-    with ranks.consensus.working("the reading of the run"):
-        found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
-        found = original_of(found, ranks=ranks) if conf.original else found
-    data = found.problem.data
-    split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
-    if split is None:
+    found = reading.open_run(original=conf.original)
+    if getattr(found.problem.data, conf.split) is None:
         raise SettingError(
             "split=test: the data of this run have no test part; data.test_fraction keeps one apart, or the pool's own "
             "Data, before a search begins"
         )
-    relay = relay_of(found)
-    found.problem.check(relay.shapes)
-    batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
-    trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
-    score = trainer.score(found.architecture, split)
+    score = reading.score(conf.split)
     console = open_terminal()
     if found.root != Path(conf.run):
         console.print(f"the best repeat: {found.root}", soft_wrap=True)
@@ -67,33 +59,29 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
         warn(console, score.problem)
     if not conf.recalibrate:
         return
-    if not trainer.has_buffers(found.architecture):
+    if not reading.trainer.has_buffers(found.architecture):
         console.print("no layer has statistics such as BatchNorm's: there is nothing to recalibrate", soft_wrap=True)
         return
-    trainer.recalibrate(found.architecture, batches=conf.recalibrate)
+    reading.recalibrate(conf.recalibrate)
     console.print(
         f"BatchNorm measured anew on {conf.recalibrate} training batches; the saved weights stay as they are:",
         soft_wrap=True,
     )
-    score = trainer.score(found.architecture, split)
+    score = reading.score(conf.split)
     for name in score.values:
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
 
 
-def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
-    consensus, file = ranks.consensus, Path(conf.file)
+def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
+    file = Path(conf.file)
     for name, value in (("split", "validation"), ("recalibrate", 0)):
         if getattr(conf, name) != value:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
     check_task(conf.task, file, stride=conf.stride)
-    with consensus.working("the reading of the weights"):
-        model = open_model(
-            conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, original=conf.original, ranks=ranks
-        )
-    compare_files(consensus, file)
-    score, count = evaluate_text(model, conf.task, file, stride=conf.stride)
+    model = reading.open_model(original=conf.original)
+    score, count = reading.score_text(conf.task, file, stride=conf.stride)
     console = open_terminal()
     console.print(str(model.architecture), soft_wrap=True)
     if model.compared:
@@ -104,7 +92,7 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if score.problem:
         warn(console, score.problem)
-    if conf.run and consensus.is_first:
+    if conf.run:
         try:
             task = f"{conf.task} stride={conf.stride}" if conf.stride else conf.task
             original = fingerprint(model.server.whole_pool) if conf.original else ""

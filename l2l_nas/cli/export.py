@@ -16,10 +16,10 @@ from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.origin import doubts, versions
+from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import LoadedRun, SavedRun, data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.export import ExportError, check_formats, export_network
 from l2l_nas.training.published_format import MODELING
 
@@ -35,18 +35,19 @@ _USE = {
 }
 
 
-def main(conf: ExportConf, consensus: Consensus | None = None) -> None:
+def main(conf: ExportConf, ranks: RunRanks | None = None) -> None:
     """Write the files, say what was measured through each and how to load them; of several ranks, the first one."""
     if conf.parallel.tensor > 1:
         raise SettingError(
             f"parallel.tensor={conf.parallel.tensor}: an export is of one process, which has the whole network; "
             "leave it out"
         )
-    consensus = consensus or Consensus()
-    check_mesh(conf.parallel, consensus.size)
-    if consensus.is_first:
-        with consensus.alone("the export"):
-            _export(conf)
+    ranks = ranks or RunRanks()
+    check_mesh(conf.parallel, ranks.size)
+    if ranks.is_first:
+        _export(conf)
+    else:
+        ranks.follow({})
 
 
 def _export(conf: ExportConf) -> None:

@@ -62,7 +62,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False, ranks: R
     except Stopped:
         return 130
     except KeyboardInterrupt:
-        if ranks is None or ranks.consensus.is_first:
+        if ranks is None or ranks.is_first:
             print("stopped", file=sys.stderr)
         return 130
     except Exception as error:

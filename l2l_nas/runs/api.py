@@ -15,6 +15,7 @@ from markupsafe import escape
 from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, of_argument, refuse_class
+from l2l_nas.eps.agreement import broadcast_bytes
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
@@ -211,12 +212,12 @@ def search(
                         raise KeyboardInterrupt from None
                 return run.folder.root, run.parts.problem
 
-            if ranks.consensus.size == 1:
+            if ranks.size == 1:
                 return SearchResult(*found())
             done = lead_or_follow(ranks, conf, found)
-            searched = done if isinstance(done, Problem) else done[1]
-            root = ranks.consensus.first(lambda: "" if isinstance(done, Problem) else str(done[0].absolute()))
-            return SearchResult(Path(root), searched)
+            root, searched = (Path(), done) if isinstance(done, Problem) else done
+            place = str(root.absolute()).encode() if ranks.is_first else b""
+            return SearchResult(Path(broadcast_bytes(ranks.exchange, place)[0].decode()), searched)
     finally:
         torch.set_num_threads(threads)
 

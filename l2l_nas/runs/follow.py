@@ -23,12 +23,12 @@ from l2l_nas.runs.search_parts import full_budget, speed_context
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.train import training_steps
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.weights import SharedWeights
 
 if TYPE_CHECKING:
-    from l2l_nas.parallel.lead import Follower, Leader
+    from l2l_nas.parallel.lead import Follower
+    from l2l_nas.parallel.mesh import WorldMesh
     from l2l_nas.parallel.world import World
 
 Result = TypeVar("Result")
@@ -48,15 +48,13 @@ def lead_or_follow(ranks: RunRanks, conf: SearchConf | RetrainConf, run: Callabl
         SettingError: ranks were given different settings.
         BaseException: what ended it, on rank 0 or here.
     """
-    ranks.agreed(replace(conf, folder=""))
     ranks.be_patient(conf.parallel.patience_s)
-    if ranks.consensus.is_first:
-        leader: Leader = ranks.lead  # type: ignore[assignment]
-        with leader.leading():
+    with ranks.agreed(replace(conf, folder="")):
+        if ranks.is_first:
             return run()
-    followed = FollowedRun(ranks, conf.objects)
-    followed.follow()
-    return followed.problem
+        followed = FollowedRun(ranks, conf.objects)
+        followed.follow()
+        return followed.problem
 
 
 class FollowedRun:
@@ -78,19 +76,15 @@ class FollowedRun:
         Raises:
             BaseException: what ended it, on rank 0 or here.
         """
-        follower: Follower = self._ranks.lead  # type: ignore[assignment]
-        follower.actions.update(
-            {
-                "build": self._build,
-                "begin": self._begin,
-                "measure speed": self._measure,
-                "see a folder": see_folder,
-                "keep states in files": self._keep_in_files,
-            }
-        )
+        actions: dict[str, Callable[..., Any]] = {
+            "build": self._build,
+            "begin": self._begin,
+            "measure speed": self._measure,
+            "see a folder": see_folder,
+            "keep states in files": self._keep_in_files,
+        }
         with StopSignals() as signals, self._opened:
-            follower.asks = lambda: signals.is_asked
-            follower.follow()
+            self._ranks.follow(actions, asks=lambda: signals.is_asked)
 
     @property
     def problem(self) -> Problem:
@@ -138,12 +132,14 @@ def joined(world: World) -> Iterator[RunRanks]:
     def be_patient(seconds: float) -> None:
         world.watch.patience_s = seconds
 
-    consensus = Consensus(world.exchange, lambda size: world.mesh(tensor=size))
-    if consensus.is_first:
-        yield RunRanks(consensus, Leader(world), be_patient)
+    def mesh(tensor: int) -> WorldMesh:
+        return world.mesh(tensor=tensor)
+
+    if world.rank == 0:
+        yield RunRanks(world.exchange, Leader(world), mesh, be_patient)
         return
     with _silence():
-        yield RunRanks(consensus, Follower(world), be_patient)
+        yield RunRanks(world.exchange, Follower(world), mesh, be_patient)
 
 
 @contextlib.contextmanager

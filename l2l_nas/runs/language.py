@@ -19,9 +19,9 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, begin_of, compare_published, is_text, tokenizer_of
-from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
-from l2l_nas.runs.ranks import compare
+from l2l_nas.runs.locate import AUTO, begin_of, is_text, tokenizer_of
+from l2l_nas.runs.mesh import refuse_undivided
+from l2l_nas.runs.ranks import RunRanks, compare
 from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
@@ -76,7 +76,13 @@ class LanguageModel:
 
 
 def open_model(
-    run: str, *, pool: str = "", tokenizer: str = "", original: bool = False, ranks: NetworkRanks | None = None
+    run: str,
+    *,
+    pool: str = "",
+    tokenizer: str = "",
+    original: bool = False,
+    ranks: RunRanks | None = None,
+    tensor: int = 1,
 ) -> LanguageModel:
     """The best network of a run, its original, or a published model.
 
@@ -86,7 +92,7 @@ def open_model(
         tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
             model's own.
         original: whether it is the network that the run began with; see `original_of`.
-        ranks: see `load_found`; each has the scores of all tokens.
+        ranks, tensor: see `load_found`; each rank has the scores of all tokens.
 
     Raises:
         SettingError, StorageError: as `load_found`, `original_of` and `published_pool`; or no tokenizer is known.
@@ -94,21 +100,18 @@ def open_model(
     """
     if not run and is_published(pool):
         made = published_pool(pool)
-        ranks = ranks or NetworkRanks()
-        if ranks.consensus.size > 1:
-            compare(ranks.consensus, {"the search space's fingerprint": fingerprint(made)})
-        server = ranks.server(made, optimizer=SGD(momentum=0.0), seed=0)
+        ranks = ranks or RunRanks()
+        if ranks.size > 1:
+            compare(ranks, {"the search space's fingerprint": fingerprint(made)})
+        server = ranks.server(made, tensor=tensor, optimizer=SGD(momentum=0.0), seed=0)
         refuse_undivided(server, made.original)
         chosen = tokenizer_of(pool, tokenizer or AUTO)
         if isinstance(made, PublishedPool) and tokenizer:
             made.tokenizer = chosen
-        compared = str(ranks.consensus.first(lambda: compare_published(made)))
-        return LanguageModel(
-            server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen), compared=compared
-        )
-    found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
+        return LanguageModel(server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen))
+    found = load_found(run, pool=pool, ranks=ranks, tensor=tensor, gather_logits=True)
     if original:
-        found = original_of(found, ranks=ranks, gather_logits=True)
+        found = original_of(found, ranks=ranks, tensor=tensor, gather_logits=True)
     config = SavedRun(RunFolder(Path(run))).config
     is_of_text = is_text(str(value_of(config, "data.source")))
     named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
@@ -199,7 +202,7 @@ def executor_of(model: LanguageModel) -> Executor:
     return build_relay(model.server, model.relay, seed=0)
 
 
-def whole(model: LanguageModel) -> LanguageModel:
+def gathered(model: LanguageModel) -> LanguageModel:
     """A model of several ranks with all its weights on rank 0, and none elsewhere; all ranks call it."""
     server = model.server.another()
     for key in path_states(server.pool, model.architecture):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import ShardedServer, server_of
+from l2l_nas.eps.sharded import ShardedServer
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.section_settings import MeshConf, RanksConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.task import Tokens
 
@@ -75,45 +73,6 @@ def idle_ranks(ranks: int, *, batch_size: int, micro_batch: int) -> str:
         f"a step has {micro_batches} {word}, so that {ranks - micro_batches} of {ranks} ranks have none: "
         f"train.micro_batch={max(1, batch_size // ranks)} gives each one"
     )
-
-
-@dataclass(frozen=True)
-class NetworkRanks:
-    """Ranks that share a network.
-
-    Args:
-        consensus: with the other ranks, if there are any.
-        tensor: how many of them share each layer.
-    """
-
-    consensus: Consensus = field(default_factory=Consensus)
-    tensor: int = 1
-
-    @classmethod
-    def of(cls, conf: RanksConf, consensus: Consensus | None) -> NetworkRanks:
-        """The ranks of a command; None: it has one process. Raises SettingError: as `check_mesh`."""
-        ranks = cls(consensus or Consensus(), conf.tensor)
-        check_mesh(conf, ranks.consensus.size)
-        return ranks
-
-    def server(self, pool: LayerPool, *, gather_logits: bool | None = True, **options: Any) -> ParamServer:
-        """This rank's part of the weights of a pool.
-
-        Args:
-            gather_logits: see `SplitPool`.
-            options: of the server.
-
-        Raises:
-            SpaceError: a layer whose candidate says how it is divided, but not among so many ranks.
-            SettingError: as `ShardedServer`.
-        """
-        if self.tensor == 1:
-            return server_of(pool, self.consensus.exchange, **options)
-        from l2l_nas.parallel.split_pool import SplitPool  # which has torch.distributed imported
-
-        grid = self.consensus.mesh(self.tensor)
-        split = SplitPool(pool, grid.ranks, gather_logits=gather_logits, is_lenient=True)
-        return ShardedServer(split, grid.mesh, **options)
 
 
 def gathers_logits(problem: Problem) -> bool | None:

@@ -14,12 +14,11 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, set_threads
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import NetworkRanks, check_mesh, gathers_logits, problem_on, sharers_of
+from l2l_nas.runs.mesh import check_mesh, gathers_logits, problem_on, sharers_of
 from l2l_nas.runs.ranks import RunRanks, compare_problems, with_chunks
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.space.growth import frozen, retired
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.lead import Lead
@@ -75,11 +74,10 @@ def build_parts(conf: SearchConf | RetrainConf, ranks: RunRanks) -> Parts:
     Raises:
         L2LError: whatever is wrong with the settings or the problem.
     """
-    consensus = ranks.consensus
-    check_mesh(conf.parallel, consensus.size)
-    conf = with_chunks(conf, consensus.size)
-    problem, server = _problem_and_server(conf, consensus)
-    compare_problems(consensus, problem)
+    check_mesh(conf.parallel, ranks.size)
+    conf = with_chunks(conf, ranks.size)
+    problem, server = _problem_and_server(conf, ranks)
+    compare_problems(ranks, problem)
     sharers = sharers_of(conf) if isinstance(conf, SearchConf) else 1
     relay, memory = relay_of(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
@@ -123,7 +121,7 @@ def problem_of(conf: SearchConf | RetrainConf) -> Problem:
     return given or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
 
 
-def _problem_and_server(conf: SearchConf | RetrainConf, consensus: Consensus) -> tuple[Problem, ParamServer]:
+def _problem_and_server(conf: SearchConf | RetrainConf, ranks: RunRanks) -> tuple[Problem, ParamServer]:
     """What is trained, without candidates that are retired; and the weights of its pool, some of them frozen.
 
     Raises:
@@ -140,8 +138,9 @@ def _problem_and_server(conf: SearchConf | RetrainConf, consensus: Consensus) ->
     pool = freeze(pool, optimizer)
     opened = own_storage(conf.chosen("relay.storage"), pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
-    server = NetworkRanks(consensus, conf.parallel.tensor).server(
+    server = ranks.server(
         pool,
+        tensor=conf.parallel.tensor,
         gather_logits=gathers_logits(problem),
         optimizer=optimizer,
         seed=conf.seed,

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from l2l_nas.arguments import shown
+from l2l_nas.eps.agreement import all_gather_bytes
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import ShardedServer, server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import changed, content, entries, value_of
 from l2l_nas.runs.mesh import idle_ranks
 from l2l_nas.runs.origin import describe_data, versions
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.terminal import warn
-from l2l_nas.training.consensus import Consensus
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.lead import Lead, Solo
 from l2l_nas.training.problem import Problem
+
+if TYPE_CHECKING:
+    from l2l_nas.parallel.lead import Follower, Leader
+    from l2l_nas.parallel.mesh import WorldMesh
 
 COMMANDS = ("train", "search", "evaluate", "generate", "export")  # that ranks can do together
 
@@ -32,19 +40,79 @@ class RunRanks:
     """The ranks of a command.
 
     Args:
-        consensus: between them.
-        lead: who does the work of a run.
+        exchange: between them.
+        lead: who does the work.
+        mesh: the ranks as a grid, of which so many share each layer; all of them call it.
         be_patient: has ranks wait so many seconds for one that makes no progress.
     """
 
-    consensus: Consensus = field(default_factory=Consensus)
+    exchange: Exchange = field(default_factory=Alone)
     lead: Lead = field(default_factory=Solo)
+    mesh: Callable[[int], WorldMesh] | None = None
     be_patient: Callable[[float], None] = lambda seconds: None
 
-    def agreed(self, conf: Any) -> Consensus:
-        """The ranks, after their settings and versions were compared. Raises SettingError: two differ."""
-        compare(self.consensus, {**entries(content(conf)), **versions()})
-        return self.consensus
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.exchange.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which has the terminal; a single process is."""
+        return self.exchange.rank == 0
+
+    @contextmanager
+    def agreed(self, conf: Any) -> Iterator[None]:
+        """Compare the settings and versions of all ranks; meanwhile rank 0 leads.
+
+        Raises:
+            SettingError: two differ.
+        """
+        compare(self, {**entries(content(conf)), **versions()})
+        if self.size > 1 and self.is_first:
+            leader: Leader = self.lead  # type: ignore[assignment]
+            with leader.leading():
+                yield
+        else:
+            yield
+
+    def follow(self, actions: Mapping[str, Callable[..., Any]], asks: Callable[[], bool] = lambda: False) -> None:
+        """Do what rank 0 does, until its program is over.
+
+        Args:
+            actions: by the names that rank 0 gives them.
+            asks: whether this rank was asked to stop.
+
+        Raises:
+            BaseException: what ended it, on rank 0 or here.
+        """
+        follower: Follower = self.lead  # type: ignore[assignment]
+        follower.actions.update(actions)
+        follower.asks = asks
+        follower.follow()
+
+    def server(
+        self, pool: LayerPool, *, tensor: int = 1, gather_logits: bool | None = True, **options: Any
+    ) -> ParamServer:
+        """This rank's part of the weights of a pool.
+
+        Args:
+            tensor: how many ranks share each layer.
+            gather_logits: see `SplitPool`.
+            options: of the server.
+
+        Raises:
+            SpaceError: a layer whose candidate says how it is divided, but not among so many ranks.
+            SettingError: as `ShardedServer`.
+        """
+        if tensor == 1:
+            return server_of(pool, self.exchange, **options)
+        from l2l_nas.parallel.split_pool import SplitPool  # which has torch.distributed imported
+
+        assert self.mesh is not None
+        grid = self.mesh(tensor)
+        split = SplitPool(pool, grid.ranks, gather_logits=gather_logits, is_lenient=True)
+        return ShardedServer(split, grid.mesh, **options)
 
 
 # settings that several ranks cannot have, and why
@@ -68,11 +136,11 @@ def refuse_on_ranks(conf: SearchConf | RetrainConf, size: int) -> None:
             )
 
 
-def compare(consensus: Consensus, content: Mapping[str, Any]) -> None:
+def compare(ranks: RunRanks, content: Mapping[str, Any]) -> None:
     """Refuse ranks that differ in something, by name. Raises SettingError: it names the first difference."""
-    if consensus.size == 1:
+    if ranks.size == 1:
         return
-    all_ranks = consensus.every(dict(content))
+    all_ranks = [json.loads(data) for data in all_gather_bytes(ranks.exchange, json.dumps(dict(content)).encode())]
     for rank, other in enumerate(all_ranks):
         for name in dict.fromkeys([*all_ranks[0], *other]):
             ours, theirs = all_ranks[0].get(name), other.get(name)
@@ -82,23 +150,23 @@ def compare(consensus: Consensus, content: Mapping[str, Any]) -> None:
                 )
 
 
-def compare_problems(consensus: Consensus, problem: Problem) -> None:
+def compare_problems(ranks: RunRanks, problem: Problem) -> None:
     """Refuse ranks with other data, or another pool. Raises SettingError."""
-    if consensus.size == 1:
+    if ranks.size == 1:
         return
     data = entries(describe_data(problem.data), "data ")
-    compare(consensus, {"the search space's fingerprint": fingerprint(problem.pool), **data})
+    compare(ranks, {"the search space's fingerprint": fingerprint(problem.pool), **data})
 
 
-def compare_files(consensus: Consensus, *files: Path) -> None:
+def compare_files(ranks: RunRanks, *files: Path) -> None:
     """Refuse ranks of which one has another content in a file that all read, or none. Raises SettingError."""
-    if consensus.size == 1:
+    if ranks.size == 1:
         return
     digests = {}
     for path in files:
         with suppress(OSError):  # who reads it says what is wrong
             digests[f"the SHA-256 of {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    compare(consensus, digests)
+    compare(ranks, digests)
 
 
 def with_chunks(conf: Any, ranks: int) -> Any:

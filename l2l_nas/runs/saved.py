@@ -22,9 +22,9 @@ from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.folder_settings import FolderSettings, must_be_named, name_again, read_settings, typeable
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import NetworkRanks, gathers_logits, problem_on, refuse_undivided
+from l2l_nas.runs.mesh import gathers_logits, problem_on, refuse_undivided
 from l2l_nas.runs.origin import identity
-from l2l_nas.runs.ranks import compare_files, compare_problems
+from l2l_nas.runs.ranks import RunRanks, compare_files, compare_problems
 from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
@@ -188,7 +188,8 @@ def load_found(
     *,
     pool: str = "",
     problem: Problem | None = None,
-    ranks: NetworkRanks | None = None,
+    ranks: RunRanks | None = None,
+    tensor: int = 1,
     gather_logits: bool = False,
 ) -> LoadedRun:
     """Read the best network of a run.
@@ -198,6 +199,7 @@ def load_found(
         pool: the pool again if it is the user's own; see [Note: folders of others] in `folder_settings.py`.
         problem: what was searched, instead of its name.
         ranks: each has a part of the weights; all of them call it.
+        tensor: how many of them share each layer.
         gather_logits: whether each rank is to have the scores of all tokens, although its task can do without.
 
     Raises:
@@ -238,11 +240,11 @@ def load_found(
         raise SettingError(f"{run}: {name_again(own)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
-    ranks = ranks or NetworkRanks()
-    compare_problems(ranks.consensus, problem)
-    compare_files(ranks.consensus, folder.best / MANIFEST)
+    ranks = ranks or RunRanks()
+    compare_problems(ranks, problem)
+    compare_files(ranks, folder.best / MANIFEST)
     gathers = gather_logits or gathers_logits(problem)
-    server = ranks.server(problem.pool, gather_logits=gathers, optimizer=SGD(momentum=0.0), seed=seed)
+    server = ranks.server(problem.pool, tensor=tensor, gather_logits=gathers, optimizer=SGD(momentum=0.0), seed=seed)
     architecture = problem.pool.architecture(choices)
     refuse_undivided(server, architecture)
     needs = path_states(problem.pool, architecture)
@@ -255,11 +257,13 @@ def load_found(
     return LoadedRun(folder.root, problem, architecture, server, result, batch_size, micro_batch, relay)
 
 
-def original_of(found: LoadedRun, *, ranks: NetworkRanks | None = None, gather_logits: bool = False) -> LoadedRun:
+def original_of(
+    found: LoadedRun, *, ranks: RunRanks | None = None, tensor: int = 1, gather_logits: bool = False
+) -> LoadedRun:
     """The network that a run began with: the first candidates, with the weights that they come with.
 
     Args:
-        ranks, gather_logits: see `load_found`.
+        ranks, tensor, gather_logits: see `load_found`.
 
     Raises:
         SettingError: they come with none.
@@ -272,7 +276,7 @@ def original_of(found: LoadedRun, *, ranks: NetworkRanks | None = None, gather_l
         )
     gathers = gather_logits or gathers_logits(found.problem)
     options: dict[str, Any] = {"optimizer": SGD(momentum=0.0), "seed": found.server.seed}
-    server = (ranks or NetworkRanks()).server(pool, gather_logits=gathers, **options)
+    server = (ranks or RunRanks()).server(pool, tensor=tensor, gather_logits=gathers, **options)
     refuse_undivided(server, pool.original)
     return replace(found, architecture=pool.original, server=server)
 

@@ -77,7 +77,7 @@ class SearchRun(Run):
         budget_of(conf)
         check_total(conf)
         check_sampler(conf.chosen("sampler"))
-        refuse_on_ranks(conf, self.ranks.consensus.size)
+        refuse_on_ranks(conf, self.ranks.size)
         check_workers(conf)
         self.parts = build_search_parts(conf, self.ranks)
         self.conf = self.parts.conf

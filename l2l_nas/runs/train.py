@@ -89,7 +89,7 @@ class TrainRun(Run):
         start = training_start(conf, files=files)
         super().__init__(start, console, resume_command=resume_command, ranks=ranks)
         conf, ranks = start.conf, self.ranks
-        refuse_on_ranks(conf, ranks.consensus.size)
+        refuse_on_ranks(conf, ranks.size)
         problem = problem_of(conf)
         self.warning = ""
         if start.source is not None:

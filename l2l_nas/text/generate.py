@@ -23,6 +23,7 @@ from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.extend import Caches, extend_of, is_placewise
 from l2l_nas.relay.interface import Executor
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.network import (
     has_documents,
     inputs_of,
@@ -110,9 +111,8 @@ def generate(
     return context.write(prompts, tokens=tokens, sampling=sampling, ends=ends)
 
 
-def recomputed(executor: Executor, architecture: Architecture) -> str | None:
+def recomputed(pool: LayerPool, architecture: Architecture) -> str | None:
     """The position that makes every token recompute the whole text; None where there is none."""
-    pool = executor.server.whole_pool
     path = pool.path(architecture)
     for layer, reads in zip(path, pool.flow(path).reads, strict=True):
         module = pool.build_module(layer, device="meta")
@@ -131,7 +131,7 @@ class _Context:
         self._executor = executor
         self._architecture = architecture
         self._length, self._vocabulary = length, vocabulary
-        self._extends = recomputed(executor, architecture) is None
+        self._extends = recomputed(executor.server.whole_pool, architecture) is None
         self._start = self._seen = 0
         self._caches = self._fresh()
         self._texts = None if self._extends else Texts.taken_by(executor, [architecture])

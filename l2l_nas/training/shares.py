@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.agreement import all_gather_alike
+from l2l_nas.eps.agreement import all_gather_alike, all_gather_bytes
 from l2l_nas.eps.exchange import Exchange
 from l2l_nas.eps.sums import cut_chunks
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Reduce, cut_sizes, each, samples_of
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 
@@ -56,7 +55,6 @@ class EvaluationShare:
 
     def __init__(self, exchange: Exchange, split: Samples, micro_batch: int) -> None:
         self._exchange, self._split, self._micro_batch = exchange, split, micro_batch
-        self._consensus = Consensus(exchange)
         self._problem = ""
         self._figures: tuple[tuple[int, ...], ...] = ((1,),)  # shapes of what was made of a sample
 
@@ -127,11 +125,11 @@ class EvaluationShare:
         return [tuple(map(join, batch)) for batch in batches]
 
     def _refuse(self) -> None:
-        problems = self._consensus.every(self._problem)
+        problems = all_gather_bytes(self._exchange, self._problem.encode())
         self._problem = ""
         for problem in problems:
             if problem:
-                raise DataError(problem)
+                raise DataError(problem.decode())
 
 
 def micro_batches_of(sizes: Sequence[int], rank: int, size: int) -> range:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.ranks import compare_files
-from l2l_nas.training.consensus import Consensus
+from l2l_nas.runs import ranks
 from tests.cli.runs import contents
 from tests.cli.test_ranks import alone, apart, together
 from tests.runs.test_language import POOL as LANGUAGE
@@ -38,8 +39,6 @@ LARGE = """
 import sys
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.ranks import compare_files
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.runs import language
 if __name__ == "__main__":
     language._SHARE = 0
@@ -125,17 +124,15 @@ def test_ranks_that_read_other_things_are_told_in_what():
     assert ["plan takes one process" in line for line in lines] == [True], lines
 
 
-def test_ranks_with_other_content_in_a_file_of_one_name_are_refused(tmp_path):
+def test_ranks_with_other_content_in_a_file_of_one_name_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_text("one")
 
-    class Two(Consensus):
-        size = 2
+    def every(exchange, own):
+        return [own, json.dumps(dict.fromkeys(json.loads(own), "another")).encode()]
 
-        def every(self, value):
-            return [value, dict.fromkeys(value, "another")]
-
+    monkeypatch.setattr(ranks, "all_gather_bytes", every)
     with pytest.raises(
         SettingError, match=rf"the SHA-256 of {path} is 'another' on rank 1, and '7692c3ad.*' on rank 0"
     ):
-        compare_files(Two(), path)
+        ranks.compare_files(ranks.RunRanks(SimpleNamespace(size=2, rank=0)), path)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.language import evaluate_text, executor_of, open_model, write_on
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import NetworkRanks
+from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
@@ -159,8 +159,8 @@ def test_bad_input_is_one_line(place, words, wrong, refused):
 def test_each_rank_has_the_scores_of_all_tokens(place):
     asked = []
 
-    class Asked(NetworkRanks):
-        def server(self, pool, *, gather_logits=True, **options):
+    class Asked(RunRanks):
+        def server(self, pool, *, tensor=1, gather_logits=True, **options):
             asked.append(gather_logits)
             return super().server(pool, gather_logits=gather_logits, **options)
 

@@ -110,10 +110,10 @@ def test_a_layer_that_cannot_go_on_has_the_whole_text_computed_again():
     server = server_of(one_layer(Slow))
     architecture = Architecture(("embed", "layer", "head"))
     relay = Relay(server, device="cpu")
-    assert recomputed(relay, architecture) == "p1"
+    assert recomputed(relay.server.whole_pool, architecture) == "p1"
     expected = [looped(plain(server, architecture), prompt, tokens=8, length=12) for prompt in PROMPTS]
     assert generated(relay, architecture=architecture, tokens=8, sampling=GREEDY) == expected
-    assert recomputed(Relay(server_of(pool_of()), device="cpu"), WHOLE) is None
+    assert recomputed(pool_of(), WHOLE) is None
 
 
 class _SlowAtAnyLength(Slow):
@@ -281,7 +281,7 @@ def test_a_network_that_is_given_documents_writes_and_is_measured_as_one_without
     texts, figures = [], []
     for pool in (two, one):
         relay = Relay(server_of(pool), device="cpu")
-        assert recomputed(relay, architecture) is None
+        assert recomputed(relay.server.whole_pool, architecture) is None
         texts.append(generated(relay, architecture=architecture, tokens=30, sampling=GREEDY))
         task, windows = perplexity_of("A text of some words.", Bytes(), words=5, length=24)
         samples = OfOneDocument(windows) if has_documents(pool) else windows
