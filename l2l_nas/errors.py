@@ -339,3 +339,8 @@ def described(error: BaseException, *, most: int = 300) -> str:
     """What an error says, or at least what it is; of a missing key, its name."""
     text = f"no {error}" if isinstance(error, KeyError) else str(error)
     return one_line(text, most=most) or type(error).__name__
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 trial`, `2 trials`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,12 +8,12 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.evaluated import note_evaluation
-from l2l_nas.runs.language import TASKS, check_task
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.reading import Reading
 from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
+from l2l_nas.text.language import TASKS, check_task
 from l2l_nas.training.score import Score
 
 

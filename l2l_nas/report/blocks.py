@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from l2l_nas.errors import counted
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label, line
 from l2l_nas.report.charts.grid import DASH, Cell, Grid
 from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
 from l2l_nas.report.network import TEST, VALIDATION, Network, finite
-from l2l_nas.report.text import counted, format_value
+from l2l_nas.report.text import format_value
 
 _MAX_CELLS = 6000
 _TAKEN = "\N{BLACK STAR}"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from l2l_nas.cost.table import MEASURED
+from l2l_nas.nas.memory import LearnedFrom
 from l2l_nas.report.card import SpaceSummary
-from l2l_nas.report.learned_from import LearnedFrom
 from l2l_nas.report.network import Network, RandomBaseline, finite
 
 Event = Mapping[str, Any]

@@ -10,11 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from l2l_nas.errors import counted
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.tables import Best, Drawn, TableColumn, TableRow
 from l2l_nas.report.charts.tables import Table as Described
 from l2l_nas.report.network import Network, RandomBaseline, margin
-from l2l_nas.report.text import counted, format_value
+from l2l_nas.report.text import format_value
 
 _BEST = "bold green"
 

@@ -73,8 +73,3 @@ def format_seconds(seconds: float) -> str:
     if seconds < 3600:
         return f"{minutes} min {seconds % 60:.0f} s" if seconds % 60 < 59.5 else f"{minutes + 1} min"
     return f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: `1 trial`, `2 trials`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -16,7 +16,7 @@ from l2l_nas.cost.table import MEASURED, readable
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, StorageError, one_line
+from l2l_nas.errors import L2LError, StorageError, counted, one_line
 from l2l_nas.files import read_yaml, write_atomically, write_json, write_yaml
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
@@ -33,7 +33,7 @@ from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
-from l2l_nas.report.text import counted, format_choices, format_value
+from l2l_nas.report.text import format_choices, format_value
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell

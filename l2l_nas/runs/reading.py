@@ -10,22 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.runs.language import (
-    LanguageModel,
-    evaluate_text,
-    executor_of,
-    gathered,
-    is_small,
-    open_model,
-    relay_of,
-    write_on,
-)
-from l2l_nas.runs.locate import compare_published
-from l2l_nas.runs.mesh import check_mesh
-from l2l_nas.runs.ranks import RunRanks, compare_files
-from l2l_nas.runs.saved import LoadedRun, load_found, original_of
+from l2l_nas.compress.pool import PublishedPool, is_published, published_pool
+from l2l_nas.eps.identity import fingerprint
+from l2l_nas.eps.optimizers.rules import SGD
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError
+from l2l_nas.relay.relay import Relay
+from l2l_nas.runs.build import build_relay, set_threads
+from l2l_nas.runs.fields import value_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import AUTO, begin_of, compare_published, is_text, tokenizer_of
+from l2l_nas.runs.mesh import check_mesh, refuse_undivided
+from l2l_nas.runs.ranks import RunRanks, compare, compare_files
+from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
+from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import EvaluateConf, GenerateConf
 from l2l_nas.text.generate import Sampling
+from l2l_nas.text.language import LanguageModel, evaluate_text, executor_of, gathered, is_small, write_on
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
@@ -70,7 +71,7 @@ class Reading:
         with self.ranks.exchange.working("the reading of the run"):
             found = load_found(self.conf.run, pool=self.conf.space.pool, **options)
             self._run = found = original_of(found, **options) if original else found
-        relay = relay_of(found)
+        relay = relay_of(found.server, found.relay)
         found.problem.check(relay.shapes)
         batches = Batches(found.problem.data.train, batch_size=found.batch_size, seed=found.server.seed)
         self.trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
@@ -147,3 +148,62 @@ class Reading:
 
 
 _ACTIONS = ("open run", "score", "recalibrate", "open model", "score text", "gather", "write")
+
+
+def open_model(
+    run: str,
+    *,
+    pool: str = "",
+    tokenizer: str = "",
+    original: bool = False,
+    ranks: RunRanks | None = None,
+    tensor: int = 1,
+) -> LanguageModel:
+    """The best network of a run, its original, or a published model.
+
+    Args:
+        run: the run's folder; empty for a published model.
+        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER`.
+        tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
+            model's own.
+        original: whether it is the network that the run began with; see `original_of`.
+        ranks, tensor: see `load_found`; each rank has the scores of all tokens.
+
+    Raises:
+        SettingError, StorageError: as `load_found`, `original_of` and `published_pool`; or no tokenizer is known.
+        DataError: as `LanguageModel`.
+    """
+    if not run and is_published(pool):
+        made = published_pool(pool)
+        ranks = ranks or RunRanks()
+        if ranks.size > 1:
+            compare(ranks, {"the search space's fingerprint": fingerprint(made)})
+        server = ranks.server(made, tensor=tensor, optimizer=SGD(momentum=0.0), seed=0)
+        refuse_undivided(server, made.original)
+        chosen = tokenizer_of(pool, tokenizer or AUTO)
+        if isinstance(made, PublishedPool) and tokenizer:
+            made.tokenizer = chosen
+        relay = relay_of(server, RelayConf())
+        return LanguageModel(server, made.original, chosen, relay, begin=begin_of(pool, chosen))
+    found = load_found(run, pool=pool, ranks=ranks, tensor=tensor, gather_logits=True)
+    if original:
+        found = original_of(found, ranks=ranks, tensor=tensor, gather_logits=True)
+    config = SavedRun(RunFolder(Path(run))).config
+    is_of_text = is_text(str(value_of(config, "data.source")))
+    named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
+    if not named:
+        raise SettingError(
+            f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
+        )
+    pool = pool or str(value_of(config, "space.pool"))
+    chosen = tokenizer_of(pool, str(named))
+    begin = begin_of(pool, chosen)
+    relay = relay_of(found.server, found.relay)
+    return LanguageModel(found.server, found.architecture, chosen, relay, found.micro_batch, begin)
+
+
+def relay_of(server: ParamServer, conf: RelayConf) -> Relay:
+    """What runs a network of a run: the relay of its settings."""
+    relay = build_relay(server, conf, seed=0)
+    set_threads(conf.threads, relay)
+    return relay

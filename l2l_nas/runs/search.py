@@ -26,7 +26,7 @@ from l2l_nas.nas.study.journal import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import space_summary
 from l2l_nas.report.history import seconds_of
-from l2l_nas.runs.learn_from import write_tasks
+from l2l_nas.runs.earlier_runs import write_tasks
 from l2l_nas.runs.locate import compare_published
 from l2l_nas.runs.log import Log
 from l2l_nas.runs.numbers import budget_of, check_total

@@ -21,6 +21,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.memory import Learned
 from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.strategies.budget import Budget, Division
@@ -31,8 +32,8 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import check_memory, largest, parse_bytes, set_threads
+from l2l_nas.runs.earlier_runs import learned_by
 from l2l_nas.runs.fields import changed
-from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.mesh import paper_relay, refuse_undivided
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.parts import Parts, evaluator_of, led_parts

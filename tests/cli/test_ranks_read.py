@@ -39,7 +39,7 @@ LARGE = """
 import sys
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
-from l2l_nas.runs import language
+from l2l_nas.text import language
 if __name__ == "__main__":
     language._SHARE = 0
     sys.exit(main())

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.nas.memory import Learned, Learner
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.runs.learn_from import Learned, Learner, learn
+from l2l_nas.runs.earlier_runs import learn
 from l2l_nas.training.overlap import HeldOut
 from l2l_nas.training.problem import Problem
 
@@ -19,16 +20,16 @@ SEARCH = ("search", "space.pool=tiny.py:build", *RACE)
 ACCURACY = Goal("accuracy", maximize=True)
 
 
-def learner(problem: Problem, *, goal: Goal = ACCURACY, folder: str = "new", **more) -> Learner:
-    """A search that would run in this folder."""
+def learner(problem: Problem, *, goal: Goal = ACCURACY) -> Learner:
+    """What a search asks."""
     digests = frozenset({problem.data.digest, problem.data.test_digest})
     test = None if problem.data.test is None else HeldOut(problem.data.test)
-    return Learner(problem.pool, goal, frozenset({"accuracy", "loss"}), digests, Path(folder), test, **more)
+    return Learner(problem.pool, goal, frozenset({"accuracy", "loss"}), digests, test)
 
 
-def learned(problem: Problem, *names: str, **about) -> Learned:
-    """What it learns from what is named."""
-    return learn(names, learner(problem, **about))
+def learned(problem: Problem, *names: str, goal: Goal = ACCURACY, folder: str = "new", **about) -> Learned:
+    """What it learns from what is named, in this folder."""
+    return learn(names, learner(problem, goal=goal), folder=Path(folder), **about)
 
 
 def tasks_in(folder: Path | str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.runs.earlier_run import read_earlier_run
+from l2l_nas.runs.earlier_runs import read_earlier_run
 from tests.cli.runs import TINY
 from tests.runs.learned import ACCURACY, SEARCH
 from tests.studies import saved_study, unchained

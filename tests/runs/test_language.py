@@ -16,11 +16,12 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from l2l_nas.__main__ import main
-from l2l_nas.runs.language import evaluate_text, executor_of, open_model, write_on
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.ranks import RunRanks
+from l2l_nas.runs.reading import open_model
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.text.generate import Sampling, generate
+from l2l_nas.text.language import evaluate_text, executor_of, write_on
 from l2l_nas.text.wikitext import detokenized
 from tests.cli.runs import TINY, environment, start
 from tests.text.networks import log_likelihoods, plain

@@ -12,9 +12,10 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore
+from l2l_nas.nas.memory import Learned
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.runs.earlier_runs import shipped_runs, stored_tasks, write_tasks
 from l2l_nas.runs.folder import RunFolder, locked
-from l2l_nas.runs.learn_from import Learned, shipped_runs, stored_tasks, write_tasks
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.space.growth import retired

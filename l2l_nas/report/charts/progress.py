@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from l2l_nas.errors import counted
 from l2l_nas.nas.objectives import State, TrialRecord, distinct, ranked
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label, best_so_far, line
 from l2l_nas.report.results import Results
-from l2l_nas.report.text import counted, format_value
+from l2l_nas.report.text import format_value
 
 
 def progress_chart(results: Results) -> Chart:

@@ -7,9 +7,9 @@ import hashlib
 import re
 from dataclasses import replace
 
+from l2l_nas.nas.memory import LearnedFrom
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.learned_from import LearnedFrom
 from tests.report.examples import ACCURACY, LOSS
 from tests.report.html.test_view import read
 from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of

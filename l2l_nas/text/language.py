@@ -1,4 +1,4 @@
-"""Language models of runs: measured on files of text, and writing on."""
+"""Language models: measured on files of text, and writing on."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from l2l_nas.compress.pool import PublishedPool, is_published, published_pool
 from l2l_nas.cost.closed_form import num_parameters, path_states
-from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.runs.build import build_relay, set_threads
-from l2l_nas.runs.fields import value_of
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, begin_of, is_text, tokenizer_of
-from l2l_nas.runs.mesh import refuse_undivided
-from l2l_nas.runs.ranks import RunRanks, compare
-from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
-from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.documents import read_text
@@ -49,7 +37,7 @@ class LanguageModel:
         server: has its weights.
         architecture: of the server's pool.
         tokenizer: that it was trained with.
-        relay: where it runs.
+        relay: runs it, on the server.
         micro_batch: texts at a time.
         begin: token that stands before what it goes on with, as a published model was trained; None: none.
         compared: what `compare_published` tells.
@@ -61,7 +49,7 @@ class LanguageModel:
     server: ParamServer
     architecture: Architecture
     tokenizer: Tokenizer
-    relay: RelayConf
+    relay: Relay
     micro_batch: int = 8
     begin: int | None = None
     compared: str = ""
@@ -73,56 +61,6 @@ class LanguageModel:
     def length(self) -> int:
         """Of the network's input."""
         return length_of(self.server.whole_pool, self.tokenizer.size)
-
-
-def open_model(
-    run: str,
-    *,
-    pool: str = "",
-    tokenizer: str = "",
-    original: bool = False,
-    ranks: RunRanks | None = None,
-    tensor: int = 1,
-) -> LanguageModel:
-    """The best network of a run, its original, or a published model.
-
-    Args:
-        run: the run's folder; empty for a published model.
-        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER`.
-        tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
-            model's own.
-        original: whether it is the network that the run began with; see `original_of`.
-        ranks, tensor: see `load_found`; each rank has the scores of all tokens.
-
-    Raises:
-        SettingError, StorageError: as `load_found`, `original_of` and `published_pool`; or no tokenizer is known.
-        DataError: as `LanguageModel`.
-    """
-    if not run and is_published(pool):
-        made = published_pool(pool)
-        ranks = ranks or RunRanks()
-        if ranks.size > 1:
-            compare(ranks, {"the search space's fingerprint": fingerprint(made)})
-        server = ranks.server(made, tensor=tensor, optimizer=SGD(momentum=0.0), seed=0)
-        refuse_undivided(server, made.original)
-        chosen = tokenizer_of(pool, tokenizer or AUTO)
-        if isinstance(made, PublishedPool) and tokenizer:
-            made.tokenizer = chosen
-        return LanguageModel(server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen))
-    found = load_found(run, pool=pool, ranks=ranks, tensor=tensor, gather_logits=True)
-    if original:
-        found = original_of(found, ranks=ranks, tensor=tensor, gather_logits=True)
-    config = SavedRun(RunFolder(Path(run))).config
-    is_of_text = is_text(str(value_of(config, "data.source")))
-    named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
-    if not named:
-        raise SettingError(
-            f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
-        )
-    pool = pool or str(value_of(config, "space.pool"))
-    chosen = tokenizer_of(pool, str(named))
-    begin = begin_of(pool, chosen)
-    return LanguageModel(found.server, found.architecture, chosen, found.relay, found.micro_batch, begin)
 
 
 def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:
@@ -143,9 +81,8 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     measured, samples = _task(model, task, file, stride)
     if has_documents(model.server.whole_pool):
         samples = OfOneDocument(samples)
-    relay = relay_of(model)
-    refuse_foresight(relay, model.architecture, model.length)
-    found = score(relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
+    refuse_foresight(model.relay, model.architecture, model.length)
+    found = score(model.relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
     text = read_text(file)
     if lost := model.tokenizer.num_lost(text):
         why = (
@@ -154,13 +91,6 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         )
         found = replace(found, problem="; ".join(filter(None, (found.problem, why))))
     return found, len(samples)
-
-
-def relay_of(model: LanguageModel | LoadedRun) -> Relay:
-    """What runs a network whole: the relay of its settings."""
-    relay = build_relay(model.server, model.relay, seed=0)
-    set_threads(model.relay.threads, relay)
-    return relay
 
 
 def check_task(task: str, file: Path, *, stride: int = 0) -> None:
@@ -191,19 +121,19 @@ def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Tas
 
 def is_small(model: LanguageModel) -> bool:
     """Whether the weights of a model take at most half of the device's free memory."""
-    free = open_device(model.relay.device).free_bytes()
+    free = model.relay.device.free_bytes()
     return 4 * num_parameters(model.server.whole_pool, model.architecture) <= _SHARE * free
 
 
 def executor_of(model: LanguageModel) -> Executor:
     """What runs a model token by token: resident where it is small, or a relay, as with several ranks."""
     if model.server.world.size == 1 and is_small(model):
-        return ReferenceTrainer(model.server, device=model.relay.device)
-    return build_relay(model.server, model.relay, seed=0)
+        return ReferenceTrainer(model.server, device=model.relay.device.torch_device)
+    return model.relay
 
 
 def gathered(model: LanguageModel) -> LanguageModel:
-    """A model of several ranks with all its weights on rank 0, and none elsewhere; all ranks call it."""
+    """A small model of several ranks with all its weights on rank 0, and none elsewhere; all ranks call it."""
     server = model.server.another()
     for key in path_states(server.pool, model.architecture):
         state = model.server.state(key)
