@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from l2l_nas.cost.feasible import extremes
 from l2l_nas.cost.hardware import ASSUMED, Hardware
 from l2l_nas.cost.measure import measure
+from l2l_nas.cost.plan import MemoryLimits, Planner, PlanRow, Proposal, describe_binding
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.cost.ranks import RankLink
 from l2l_nas.cost.step_time import Prediction, StepTime
@@ -21,12 +24,11 @@ from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import new_table
 from l2l_nas.report.text import format_value
-from l2l_nas.runs.build import extremes, parse_bytes
+from l2l_nas.runs.build import build_relay, parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import idle_ranks
-from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, describe_binding
+from l2l_nas.runs.mesh import check_possible_mesh, gathers_logits, idle_ranks
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 
@@ -49,16 +51,19 @@ def main(conf: PlanConf) -> None:
         _bytes("device_memory", conf.device_memory, hardware.device_bytes),
         _bytes("host_memory", conf.host_memory, hardware.host_bytes),
     )
+    check_possible_mesh(conf.parallel)
     planner = Planner(
-        problem,
+        problem.pool,
+        partial(build_relay, seed=0),
         optimizer=optimizer,
         hardware=hardware,
         memory=memory,
         batch_size=conf.train.batch_size,
         mesh=conf.parallel,
+        gather_logits=gathers_logits(problem),
     )
     step_time = planner.step_time(conf.relay, micro_batch)
-    rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
+    rows = planner.rows(step_time, extremes(problem.pool, constraints=problem.constraints, seed=conf.seed))
     console = open_terminal()
     pool_bytes = planner.pool_bytes(conf.relay)
     _show_mesh(console, planner, micro_batch)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from l2l_nas.cost.table import LABELS, UNITS, readable, with_unit
-from l2l_nas.space.architecture import Architecture
-
-_MAX_TERMS = 24
-_TERMS_AT_END = 6
 
 
 def format_value(name: str, value: float) -> str:
@@ -40,21 +34,6 @@ def heading(name: str) -> str:
 def short_heading(name: str) -> str:
     """The same in a narrow column, where each value has its unit: `streamed bytes`, `latency`."""
     return name.removesuffix("_ms").replace("_", " ") if name in UNITS else name
-
-
-def format_choices(architecture: Architecture, *, is_whole: bool = False) -> str:
-    """An architecture on a few lines of a terminal: `stem, 3*conv3, mlp, head`.
-
-    Equal neighbours are folded (no candidate's name can hold a `*`). Of more than 24 terms the middle is left out and
-    counted, unless it is to be whole.
-    """
-    runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
-    terms = [f"{length}*{name}" if length > 1 else name for name, length in runs]
-    if len(terms) > _MAX_TERMS and not is_whole:
-        head = _MAX_TERMS - _TERMS_AT_END
-        hidden = sum(length for _, length in runs[head:-_TERMS_AT_END])
-        terms = [*terms[:head], f"({hidden} more)", *terms[-_TERMS_AT_END:]]
-    return ", ".join(terms)
 
 
 def shorten(text: str, max_chars: int) -> str:

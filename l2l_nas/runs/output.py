@@ -33,7 +33,7 @@ from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
-from l2l_nas.report.text import format_choices, format_value
+from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
@@ -58,6 +58,7 @@ from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.search_parts import SearchParts
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
+from l2l_nas.space.architecture import format_choices
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem

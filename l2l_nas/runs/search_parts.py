@@ -12,7 +12,7 @@ import torch
 from l2l_nas.compress.block_training import DistilBlocks
 from l2l_nas.compress.blockwise import STRATEGIES
 from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.feasible import check_limits, check_memory, largest
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
@@ -31,7 +31,7 @@ from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext, mea
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
-from l2l_nas.runs.build import check_memory, largest, parse_bytes, set_threads
+from l2l_nas.runs.build import parse_bytes, set_threads
 from l2l_nas.runs.earlier_runs import learned_by
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.mesh import paper_relay, refuse_undivided

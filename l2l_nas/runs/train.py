@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.cost.feasible import check_memory
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
@@ -22,7 +23,6 @@ from l2l_nas.report.history import seconds_of
 from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
-from l2l_nas.runs.build import check_memory
 from l2l_nas.runs.locate import compare_published
 from l2l_nas.runs.log import Log, LogFile
 from l2l_nas.runs.mesh import mesh_of, refuse_undivided

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import groupby
 
 from l2l_nas.arguments import check_list, listed, of_argument, shown
 from l2l_nas.errors import SpaceError
+
+_MAX_TERMS = 24
+_TERMS_AT_END = 6
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,21 @@ class Architecture:
 
     def __str__(self) -> str:
         return " > ".join(self.choices)
+
+
+def format_choices(architecture: Architecture, *, is_whole: bool = False) -> str:
+    """An architecture on a few lines of a terminal: `stem, 3*conv3, mlp, head`.
+
+    Equal neighbours are folded (no candidate's name can hold a `*`). Of more than 24 terms the middle is left out and
+    counted, unless it is to be whole.
+    """
+    runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
+    terms = [f"{length}*{name}" if length > 1 else name for name, length in runs]
+    if len(terms) > _MAX_TERMS and not is_whole:
+        head = _MAX_TERMS - _TERMS_AT_END
+        hidden = sum(length for _, length in runs[head:-_TERMS_AT_END])
+        terms = [*terms[:head], f"({hidden} more)", *terms[-_TERMS_AT_END:]]
+    return ", ".join(terms)
 
 
 def check_architectures(name: str, value: object) -> list[Architecture]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
+from l2l_nas.cost.feasible import extremes
+from l2l_nas.cost.plan import MemoryLimits, Planner, describe_binding
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.runs.build import extremes
+from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import MemoryLimits, Planner, describe_binding
-from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.section_settings import MeshConf, RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
 TINY = ["space=digits_conv", "data=digits", "train.batch_size=16", "train.micro_batch=16"]
+
+
+def planner_of(problem, **about) -> Planner:
+    return Planner(problem.pool, partial(build_relay, seed=0), mesh=MeshConf(), **about)
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +97,12 @@ def test_a_rank_of_a_mesh_is_predicted_without_any_other(tmp_path, capsys):
 @pytest.mark.slow
 def test_where_the_host_binds_states_on_the_device_are_proposed_if_all_of_them_fit():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
-    largest = extremes(problem)["largest"]
+    largest = extremes(problem.pool)["largest"]
     hardware = replace(PROFILES["h100"], host_updates=1e5)
 
     def planner(device_bytes: int) -> Planner:
         memory = MemoryLimits(device_bytes, 1 << 34)
-        return Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=1)
+        return planner_of(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=1)
 
     conf = RelayConf(budget="none", resident="all")
     all_of_it = planner(1 << 34).step_time(conf, 1).predict(largest)
@@ -116,8 +122,8 @@ def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised(
     def says(kernel_s: float) -> str:
         hardware = replace(PROFILES["h100"], kernel_s=kernel_s, step_s=0.0, copy_s=0.0)
         memory = MemoryLimits(1 << 34, 1 << 34)
-        planner = Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=64)
-        prediction = planner.step_time(RelayConf(budget="all"), 64).predict(extremes(problem)["largest"])
+        planner = planner_of(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=64)
+        prediction = planner.step_time(RelayConf(budget="all"), 64).predict(extremes(problem.pool)["largest"])
         assert prediction.simulation.binds == "compute"
         return describe_binding(prediction)
 
@@ -129,7 +135,7 @@ def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised(
 def test_files_say_milliseconds():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
     memory = MemoryLimits(1 << 34, 1 << 34)
-    planner = Planner(problem, optimizer=AdamW(), hardware=PROFILES["h100"], memory=memory, batch_size=16)
+    planner = planner_of(problem, optimizer=AdamW(), hardware=PROFILES["h100"], memory=memory, batch_size=16)
     (row,) = planner.rows(planner.step_time(RelayConf(), 16), {"some": UniformPaths(problem.pool, seed=0).path_at(0)})
     said, found = row.to_json(), row.prediction
     assert [said[name] for name in ("step_ms", "plain_ms", "checkpointed_ms")] == pytest.approx(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.report.text import format_choices, format_value, shorten
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.report.text import format_value, shorten
+from l2l_nas.space.architecture import Architecture, format_choices
 
 
 @pytest.mark.parametrize(

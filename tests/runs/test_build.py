@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
+from l2l_nas.cost.feasible import extremes
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import Cpu
-from l2l_nas.runs.build import extremes, parse_budget
+from l2l_nas.runs.build import parse_budget
 from l2l_nas.runs.locate import load_problem
 from tests.cli.runs import TINY
 
@@ -84,7 +85,7 @@ def test_other_budgets_are_refused(text):
 
 def test_the_median_is_of_random_architectures_and_the_ends_are_of_all():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
-    first, again, other = (extremes(problem, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (extremes(problem.pool, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first["median"] != other["median"]
     assert all(first[end] == other[end] for end in ("smallest", "largest"))

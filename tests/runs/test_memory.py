@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas.cost import feasible
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.device_bytes import PaperDevice, device_bytes
+from l2l_nas.cost.feasible import check_memory, largest
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
-from l2l_nas.runs import build
-from l2l_nas.runs.build import check_memory, largest
 from l2l_nas.space.sampling import UniformPaths
 from tests.relay.steps import PATH
 from tests.toys import dense_pool
@@ -44,7 +44,7 @@ def test_it_says_so_where_nothing_fits():
 
 
 def test_host_memory_is_asked_about_too(monkeypatch):
-    monkeypatch.setattr(build, "free_memory_bytes", lambda: 100)
+    monkeypatch.setattr(feasible, "free_memory_bytes", lambda: 100)
     relay = relay_with(1 << 30)
     with pytest.raises(SettingError, match=r"of host memory, 100 are free.*relay\.storage=file"):
         check_memory(relay, SIZES, relay.pool.architecture(PATH), storage="ram")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import l2l_nas
 from l2l_nas.report.html.notebook import render_result
-from l2l_nas.report.text import format_choices
+from l2l_nas.space.architecture import format_choices
 from l2l_nas.testing.problems import searched
 from tests.report.examples import ACCURACY, LOSS
 from tests.report.pages import HOSTILE, hostile_card, random_trials, summary_of

@@ -15,8 +15,8 @@ from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.network import TEST, VALIDATION, Network, RandomBaseline
 from l2l_nas.report.results import Results
 from l2l_nas.report.styles import hue_class
-from l2l_nas.report.text import format_choices, format_value, heading, short_heading
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.report.text import format_value, heading, short_heading
+from l2l_nas.space.architecture import Architecture, format_choices
 
 MAX_FRONT = 40
 MAX_TRIALS = 3000

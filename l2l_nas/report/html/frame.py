@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from l2l_nas.report.html import svg
 from l2l_nas.report.styles import MARKS, hue_class
-from l2l_nas.report.text import format_choices, format_seconds, format_value, labelled, short_heading
+from l2l_nas.report.text import format_seconds, format_value, labelled, short_heading
+from l2l_nas.space.architecture import format_choices
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 

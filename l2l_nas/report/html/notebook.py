@@ -8,7 +8,7 @@ from l2l_nas.report.charts.tables import finalist_table
 from l2l_nas.report.html.frame import environment
 from l2l_nas.report.results import Results
 from l2l_nas.report.table import headline
-from l2l_nas.report.text import format_choices
+from l2l_nas.space.architecture import format_choices
 
 
 def render_result(results: Results, *, page: str) -> str:

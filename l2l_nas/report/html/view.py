@@ -25,7 +25,7 @@ from l2l_nas.report.html.frame import asset, environment, policy
 from l2l_nas.report.network import NOT_COUNTED, Network, margin
 from l2l_nas.report.resolved import resolved
 from l2l_nas.report.summary import Summary
-from l2l_nas.report.text import format_choices
+from l2l_nas.space.architecture import format_choices
 
 _NUM_BEST = 5
 _MAX_NUMBERS = 12  # trials named for a reason

@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from l2l_nas.report.blocks import TakenApart
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.text import format_choices
+from l2l_nas.space.architecture import format_choices
 from tests.debian import install
 from tests.report.examples import small_pool
 from tests.report.pages import card_of_pool, every_state, hostile_card, random_trials, summary_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import Prediction, StepTime
+from l2l_nas.cost.table import readable
 from l2l_nas.eps.exchange import Alone, Exchange, Mesh, PaperRanks
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.sharded import ShardedServer, server_of
@@ -20,12 +21,8 @@ from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.mini_batch import StepShare
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
-from l2l_nas.report.text import format_value
-from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_possible_mesh, gathers_logits
-from l2l_nas.runs.section_settings import MeshConf, RelayConf
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.problem import Problem
+from l2l_nas.space.pool import LayerPool
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
 _ROLES = {
@@ -50,6 +47,11 @@ _LIFTS = {
     "round": "relay.storage=ram, more samples a step, relay.resident=all",
     "net": "more samples a step, relay.precision=bf16, more relay.budget (fewer loads), a faster network",
 }
+
+
+# the settings "relay." and "parallel.", dataclasses of a room above
+RelaySettings = Any
+MeshSettings = Any
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,15 @@ class Proposal:
 
 
 class Planner:
-    """Asks the simulator about a problem on some hardware. Nothing is trained, and no device memory is used.
+    """Asks the simulator about a pool on some hardware. Nothing is trained, and no device memory is used.
 
     Args:
+        make_relay: a relay on a server, of settings, and a device and chunks by name.
         optimizer: its moments take memory.
         memory: what may be used of the hardware, by each rank.
         batch_size: samples of a step, of all ranks.
         mesh: of the ranks that share it; predictions are of the first one.
+        gather_logits: see `SplitPool`.
 
     Attributes:
         left_whole: keys of layers that ranks which share layers have all of.
@@ -127,40 +131,39 @@ class Planner:
 
     def __init__(
         self,
-        problem: Problem,
+        pool: LayerPool,
+        make_relay: Callable[..., Relay],
         *,
         optimizer: Optimizer,
         hardware: Hardware,
         memory: MemoryLimits,
         batch_size: int,
-        mesh: MeshConf | None = None,
+        mesh: MeshSettings,
+        gather_logits: bool | None = None,
     ) -> None:
-        self.problem = problem
+        self.pool = pool
+        self._make_relay = make_relay
         self.hardware = hardware
         self.memory = memory
         self.batch_size = batch_size
-        self.mesh = mesh or MeshConf()
-        check_possible_mesh(self.mesh)
+        self.mesh = mesh
         self.data = self.mesh.data or 1
-        self._divided = self._split(problem) if self.mesh.tensor > 1 else None
+        self._divided = PaperSplit(pool, mesh.tensor, gather_logits=gather_logits) if mesh.tensor > 1 else None
         self.left_whole = () if self._divided is None else self._divided.left_whole
         data: Exchange = PaperRanks(self.data) if self.data > 1 else Alone()
         if self._divided is None:
-            self._server = server_of(problem.pool, data, optimizer=optimizer, seed=0)
+            self._server = server_of(pool, data, optimizer=optimizer, seed=0)
         else:
             tensor = PaperRanks(self.mesh.tensor)
             ranks = Mesh(PaperRanks(self.data * self.mesh.tensor), data, tensor)
             self._server = ShardedServer(self._divided.pool, ranks, optimizer=optimizer, seed=0)
-
-    def _split(self, problem: Problem) -> PaperSplit:
-        return PaperSplit(problem.pool, self.mesh.tensor, gather_logits=gathers_logits(problem))
 
     @property
     def is_ranked(self) -> bool:
         """Whether several ranks share a step."""
         return self.data * self.mesh.tensor > 1
 
-    def relay(self, conf: RelayConf) -> Relay:
+    def relay(self, conf: RelaySettings) -> Relay:
         """A relay on paper, with these settings.
 
         Raises:
@@ -168,9 +171,9 @@ class Planner:
         """
         if self.is_ranked:
             conf = replace(conf, resident="none")  # states of several ranks live on the host
-        return build_relay(self._server, conf, seed=0, device=PaperDevice(self.memory.device), chunks=self.mesh.chunks)
+        return self._make_relay(self._server, conf, device=PaperDevice(self.memory.device), chunks=self.mesh.chunks)
 
-    def step_time(self, conf: RelayConf, micro_batch: int) -> StepTime:
+    def step_time(self, conf: RelaySettings, micro_batch: int) -> StepTime:
         """Predicts with these settings.
 
         Raises:
@@ -184,10 +187,10 @@ class Planner:
         in_files = conf.storage != "ram"
         return StepTime(relay, sizes, self.hardware, in_files=in_files, divided=self._divided)
 
-    def pool_bytes(self, conf: RelayConf) -> int:
+    def pool_bytes(self, conf: RelaySettings) -> int:
         """The whole pool, or a rank's part: weights, moments, buffers, and, in memory, weights in another dtype."""
         precision = conf.precision if conf.storage == "ram" else "fp32"
-        relay = self.relay(RelayConf(budget="none", precision=precision))
+        relay = self.relay(type(conf)(budget="none", precision=precision))
         return pool_bytes(relay, relay.pool.layers)
 
     def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[PlanRow]:
@@ -195,7 +198,7 @@ class Planner:
         found = []
         for name, architecture in chosen.items():
             prediction = step_time.predict(architecture)
-            parameters = num_parameters(self.problem.pool, architecture)
+            parameters = num_parameters(self.pool, architecture)
             found.append(PlanRow(name, architecture, parameters, prediction, self.missing(prediction)))
         return found
 
@@ -206,13 +209,13 @@ class Planner:
             ("host", prediction.host_bytes, self.memory.host),
         ]
         sizes = [
-            (name, *(format_value("device_bytes", size) for size in (needed, there)))
+            (name, *(readable("device_bytes", size) for size in (needed, there)))
             for name, needed, there in memories
             if needed > there
         ]
         return "; ".join(f"{needed} of {name} memory, there are {there}" for name, needed, there in sizes)
 
-    def proposals(self, conf: RelayConf, micro_batch: int, architecture: Architecture) -> list[Proposal]:
+    def proposals(self, conf: RelaySettings, micro_batch: int, architecture: Architecture) -> list[Proposal]:
         """Settings under which an architecture fits, fastest first; each needs less of the device than those before.
 
         Args:
@@ -239,7 +242,7 @@ class Planner:
         return best
 
     def _fitting(
-        self, step_time: StepTime, conf: RelayConf, micro_batch: int, architecture: Architecture
+        self, step_time: StepTime, conf: RelaySettings, micro_batch: int, architecture: Architecture
     ) -> Iterator[Proposal]:
         """With no states on the device, and with all of them: what fits of both."""
         relay = step_time.relay
@@ -260,12 +263,12 @@ def _micro_batches(batch_size: int, given: int) -> list[int]:
     return list(dict.fromkeys((min(given, batch_size), *halves)))
 
 
-def _updates(conf: RelayConf) -> tuple[UpdatePolicy, ...]:
+def _updates(conf: RelaySettings) -> tuple[UpdatePolicy, ...]:
     waits = conf.precision == "fp16" or (conf.clip > 0 and conf.clip_scope == "global")
     return (UpdatePolicy.EXACT,) if waits else (UpdatePolicy.EXACT, UpdatePolicy.EAGER)
 
 
-def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
+def _settings(conf: RelaySettings, device_bytes: int) -> Iterator[RelaySettings]:
     """What may stay on the device: all, what fits, or the least."""
     yield replace(conf, slots=2, budget="all", stash="device", keep=1)
     for slots in (2, 3):
@@ -276,7 +279,7 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
             yield replace(conf, slots=slots, budget="none", stash=stash, keep=1)
 
 
-def _written(conf: RelayConf, micro_batch: int) -> dict[str, Any]:
+def _written(conf: RelaySettings, micro_batch: int) -> dict[str, Any]:
     names = ("slots", "stash", "budget", "resident", "update")
     return {"train.micro_batch": micro_batch, **{f"relay.{name}": getattr(conf, name) for name in names}}
 
