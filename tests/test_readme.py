@@ -57,6 +57,7 @@ OUTCOMES = {
     "plain.py": "assert network(torch.zeros(3, 2)).shape == (3, 2)",
     "read_results.py": "assert len(table) >= 24 and set(study.best_trial.params) == {f'layer_{i}' for i in range(4)}",
     "read_study.py": "assert len(optuna.load_study(study_name='search', storage='sqlite:///studies.db').trials) >= 2",
+    "read_events.py": "assert {'start', 'result', 'done'} <= {one['event'] for one in events}",
     "own_data.py": "assert [len(part) for part in problem.data.parts.values()] == [400, 100, 100]",
     "in_files.py": "relay.close()",
     "write_text.py": "assert len(written) == 20 and 0 < figures['bits_per_byte'] < 8",

@@ -138,7 +138,7 @@ class SpaceSummary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As `log.jsonl` holds it."""
+        """As an event has it."""
         return asdict(self)
 
     @classmethod

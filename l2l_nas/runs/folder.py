@@ -75,9 +75,9 @@ class RunFolder:
 
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
-    study = _Place("study.log")  # every finished trial, in a journal of Optuna's
+    study = _Place("study.log")  # of a search: every finished trial, and events, in a journal of Optuna's
     earlier_tasks = _Place("earlier_tasks.json")  # what it knows from earlier runs, as read when it began
-    log = _Place("log.jsonl")  # one event a line
+    log = _Place("log.jsonl")  # of a training: one event a line
     weights = _Place("weights", is_of_weights=True)  # the shared weights of the whole pool
     best = _Place("best", is_of_weights=True)  # the weights of the best architecture
     result = _Place("result.json")  # what was found

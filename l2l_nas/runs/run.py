@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -115,7 +116,8 @@ class Run(ABC):
     def _write_settings(self) -> None:
         if self.start.files:  # first, as a sweep knows its runs by them
             self.folder.write_hydra(self.start.files)
-        write_yaml(self.folder.config, content(self.conf))
+        settled = replace(self.conf, folder=str(self.folder.root), resume="")  # whatever it goes on by
+        write_yaml(self.folder.config, content(settled))
 
     def _greet_ranks(self, compared: str, architecture: Architecture | None = None) -> None:
         """Tell what was compared with an original, how ranks share the work, and what is not taken over.

@@ -183,7 +183,7 @@ def test_a_search_whose_networks_do_not_fit_is_refused_before_it_begins(refused,
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "search"])
 def test_states_in_files_need_no_host_memory(pool, tmp_path, monkeypatch, command, refused):
-    monkeypatch.setattr("l2l_nas.runs.build.free_memory_bytes", lambda: 100)
+    monkeypatch.setattr("l2l_nas.cost.feasible.free_memory_bytes", lambda: 100)
     words = ["architecture=original", "train.steps=2"] if command == "train" else TINY
     words = [command, "space.pool=tiny.py:build", *words, "export=false", "folder=run"]
     assert "100 are free" in refused(*words)

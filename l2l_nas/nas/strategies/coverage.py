@@ -105,7 +105,7 @@ class Coverage:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As `result.json`, `log.jsonl` and the saved weights hold it."""
+        """As `result.json`, an event and the saved weights hold it."""
         return {
             phase: {
                 **self._before.get(phase, {}),
