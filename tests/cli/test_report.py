@@ -34,8 +34,10 @@ def cut_off(run, *, after: str) -> None:
     """As if the search had been killed after the last event of this name."""
     path = run / "study.log"
     lines = path.read_bytes().splitlines(keepends=True)
-    told = [next(iter(json.loads(line).get("system_attr", {"": {}}).values())) for line in lines]
-    names = [one.get("name", one.get("event")) if isinstance(one, dict) else None for one in told]
+    entries = [json.loads(line) for line in lines]
+    told = [next(iter(one.get("system_attr", {"": one}).values())) for one in entries]
+    names = [one.get("name", one.get("event", "trial" if "trial_id" in one or "distributions" in one else None))
+             if isinstance(one, dict) else None for one in told]  # fmt: skip
     path.write_bytes(b"".join(lines[: len(names) - names[::-1].index(after)]))
     (run / "result.json").unlink()
 
@@ -69,7 +71,8 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert len(result["finalists"]) == len(given) == 3
     for entry in result["finalists"]:
         event = given[entry["trial"]]
-        assert {name: entry[name] for name in event if name not in ("event", "time")}.items() <= event.items()
+        own = event.keys() - {"event", "time", "at_trial"}
+        assert {name: entry[name] for name in own}.items() <= event.items()
         shown = f"{entry['validation']['accuracy']:.4f} ± {entry['standard_error']['validation']['accuracy']:.4f}"
         assert shown in text
 
