@@ -63,6 +63,7 @@ from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import num_groups
+from l2l_nas.training.weights import in_one_process
 
 
 def greet(console: Console, parts: SearchParts, *, sampler: Any, folder: Path) -> None:
@@ -350,13 +351,9 @@ class Output:
         remove_export(folder.export)  # of a run that went on, it would be another network
         if not self.parts.conf.export or best is None or best.server is None:
             return False
-        server = best.server
-        if server.world.size > 1:  # it has a part of them
-            server = server.another()
-            Checkpoint(folder.best).load(server)
         return export_or_warn(
             self.console,
-            server,
+            in_one_process(best.server, Checkpoint(folder.best)),
             best.record.architecture,
             folder.export,
             problem=self.parts.problem,

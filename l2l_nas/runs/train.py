@@ -50,7 +50,7 @@ from l2l_nas.training.lead import Lead
 from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, TrainingSteps, Validating, Validation
 from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part
-from l2l_nas.training.weights import SharedWeights
+from l2l_nas.training.weights import SharedWeights, in_one_process
 
 
 def training_steps(parts: Parts, architecture: Architecture, lead: Lead) -> TrainingSteps:
@@ -219,9 +219,7 @@ class TrainRun(Run):
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
         checkpoint = Checkpoint(self.folder.best)
-        if server.world.size > 1:  # it has a part of the weights
-            server = server.another()
-            checkpoint.load(server)
+        server = in_one_process(server, checkpoint)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
         result = self._result(best, validations, scores)
         log.write("result", content=result)

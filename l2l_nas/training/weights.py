@@ -66,3 +66,16 @@ class SharedWeights:
             "load some weights": self.load_some,
             "read weights": lambda folder, save, needs: self.read(folder, save=save, needs=needs),
         }
+
+
+def in_one_process(server: ParamServer, saved: Checkpoint) -> ParamServer:
+    """A server with all of its weights in this process: itself, or, where ranks have parts, what was saved of it.
+
+    Raises:
+        StorageError: what was saved cannot be read.
+    """
+    if server.world.size == 1:
+        return server
+    whole = server.another()
+    saved.load(whole)
+    return whole
