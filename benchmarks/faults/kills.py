@@ -4,7 +4,7 @@
 
 Each life of a command is killed once to four times, that of a sweep six to eight times, and resumed each time, with the
 words that anybody would give; then it is let finish. A file of the user's lies in the folder from the first moment.
-Looked at: after each kill, that every trial of the log is in the study; that no resume is refused; at the end, that
+Looked at: after each kill, that every trial that the study had is in it; that no resume is refused; at the end, that
 trials and weights are whole, that the user's file is, and that nothing of a killed process is left. A search of
 `experiment=smaller` must find what one finds that nothing interrupts, bit for bit. Commands run in processes forked
 from one that has imported everything.
