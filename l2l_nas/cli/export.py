@@ -37,17 +37,17 @@ _USE = {
 
 def main(conf: ExportConf, ranks: RunRanks | None = None) -> None:
     """Write the files, say what was measured through each and how to load them; of several ranks, the first one."""
+    ranks = ranks or RunRanks()
+    if not ranks.is_first:
+        ranks.follow({})
+        return
     if conf.parallel.tensor > 1:
         raise SettingError(
             f"parallel.tensor={conf.parallel.tensor}: an export is of one process, which has the whole network; "
             "leave it out"
         )
-    ranks = ranks or RunRanks()
     check_mesh(conf.parallel, ranks.size)
-    if ranks.is_first:
-        _export(conf)
-    else:
-        ranks.follow({})
+    _export(conf)
 
 
 def _export(conf: ExportConf) -> None:

@@ -126,7 +126,7 @@ class Planner:
         left_whole: keys of layers that ranks which share layers have all of.
 
     Raises:
-        SettingError: a mesh that no ranks could be, or that layers cannot be divided among.
+        SettingError: ranks that layers cannot be divided among.
     """
 
     def __init__(

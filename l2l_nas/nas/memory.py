@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, counted, one_line
-from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore, is_score
+from l2l_nas.nas.earlier_task import EarlierTask, LearnedFrom, NetworkScore, is_score
 from l2l_nas.nas.evaluation.stage_score import by_stage
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist
@@ -120,42 +120,6 @@ class Learner:
         """By position, of those with a choice."""
         free = {position.name for position in self.pool.free}
         return {name: names for name, names in self.every.items() if name in free and len(names) > 1}
-
-
-@dataclass(frozen=True)
-class LearnedFrom:
-    """What a search learned from.
-
-    Args:
-        tasks: names of the earlier tasks.
-        networks: of all of them.
-        notes: what was left out when they were read, a line each.
-        is_default: whether nobody asked for it: these tasks come with the space.
-    """
-
-    tasks: tuple[str, ...]
-    networks: int
-    notes: tuple[str, ...] = ()
-    is_default: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """As log and result hold it."""
-        return {**vars(self), "tasks": list(self.tasks), "notes": list(self.notes)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> LearnedFrom:
-        """The other way round. Raises KeyError, TypeError, ValueError: it is something else."""
-        names, notes = (tuple(map(str, content[name])) for name in ("tasks", "notes"))
-        return cls(names, int(content["networks"]), notes, bool(content["is_default"]))
-
-    @property
-    def line(self) -> str:
-        """One line: "learns from 54 networks of 2 earlier tasks: digits, letters"."""
-        if not self.tasks:
-            return "learns from no earlier task, as with search.learn_from=[]"
-        tasks = counted(len(self.tasks), "earlier task")
-        hint = " that come with the space (search.learn_from=[] leaves them out)" if self.is_default else ""
-        return f"learns from {counted(self.networks, 'network')} of {tasks}{hint}: {', '.join(self.tasks)}"
 
 
 @dataclass(frozen=True)

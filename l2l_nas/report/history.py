@@ -1,4 +1,4 @@
-"""What a run's log tells: how far it is, what its finalists came to, and where the time went.
+"""What a run's events tell: how far it is, what its finalists came to, and where the time went.
 
 A run may have been stopped or killed and gone on several times: each time is a session, which begins with the event
 "start". What a killed session did after its last event is not known, and not counted.
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from l2l_nas.cost.table import MEASURED
-from l2l_nas.nas.memory import LearnedFrom
+from l2l_nas.nas.earlier_task import LearnedFrom
 from l2l_nas.report.card import SpaceSummary
 from l2l_nas.report.network import Network, RandomBaseline, finite
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
 
-_ENDS: dict[str, RunState] = {"done": "finished", "stopped": "stopped", "failed": "failed"}
+ENDS: dict[str, RunState] = {"done": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """A run's log, read."""
+    """A run's events, read."""
 
     card: SpaceSummary  # the space searched
     state: RunState  # of the last session; "cut off" if it neither ended nor is known to run
@@ -39,7 +39,7 @@ class RunHistory:
     learned_from: LearnedFrom | None = (
         None  # what the last session knew from earlier runs; None where it asked for nothing
     )
-    device: str = ""  # that the last session ran on; empty where the log does not tell
+    device: str = ""  # that the last session ran on; empty where the events do not tell
     # latencies of finalists in ms that were measured: by cost, then by their trials
     latency: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     failure: str = ""  # why it failed
@@ -73,7 +73,7 @@ def read_events(text: str) -> list[Event]:
 
 
 def read_history(events: Sequence[Event], *, running_at: float | None = None) -> RunHistory:
-    """Read a log.
+    """Read the events of a search.
 
     Args:
         events: of all sessions.
@@ -87,11 +87,11 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     if not sessions or not cards:
         raise ValueError("it does not tell what was searched")
     last = sessions[-1]
-    ends = [event for event in last if event["event"] in _ENDS]
+    ends = [event for event in last if event["event"] in ENDS]
     done = [event for event in ends if event["event"] == "done"]
     state: RunState = "running" if running_at is not None else "cut off"
     if ends:
-        state = _ENDS[(done or ends)[-1]["event"]]
+        state = ENDS[(done or ends)[-1]["event"]]
     played = [event for event in last if event["event"] == "baseline"]
     learned = [event for event in last if event["event"] == "learned_from"]
     measured = [event for event in last if event["event"] == "latency"]
@@ -160,7 +160,7 @@ def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> d
                 seconds[own] += taken
             if event["event"] == "phase":
                 part = _NAMES.get(str(event["name"]), part)
-            if event["event"] in _ENDS:
+            if event["event"] in ENDS:
                 part = _NAMES["report"]
         if session is sessions[-1] and running_at is not None:
             seconds[part] += max(0.0, running_at - last_time)

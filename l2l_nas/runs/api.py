@@ -17,6 +17,7 @@ from torch import nn
 from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, of_argument, refuse_class
 from l2l_nas.eps.agreement import broadcast_bytes
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import parsing
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
@@ -76,12 +77,13 @@ class SearchResult:
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
-        """`result.json`.
+        """What it came to last, as `result.json` has it; see `docs/study.md`.
 
         Raises:
-            StorageError: it is damaged, or missing, as the search has not finished.
+            StorageError: the study is damaged; or there is none, as the search has not finished.
         """
-        return dict(SavedRun(RunFolder(self.folder)).result())
+        with parsing(self.folder, "the result of a search", advice="restore it"):
+            return dict(SavedRun(RunFolder(self.folder)).result())
 
     @cached_property
     def best(self) -> Network:

@@ -77,7 +77,7 @@ class RunFolder:
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
     study = _Place("study.log")  # of a search: every finished trial, and events, in a journal of Optuna's
     earlier_tasks = _Place("earlier_tasks.json")  # what it knows from earlier runs, as read when it began
-    log = _Place("log.jsonl")  # of a training: one event a line
+    log = _Place("log.jsonl")  # of a training, or of a size of a search: one event a line
     weights = _Place("weights", is_of_weights=True)  # the shared weights of the whole pool
     best = _Place("best", is_of_weights=True)  # the weights of the best architecture
     result = _Place("result.json")  # what was found

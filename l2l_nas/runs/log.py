@@ -1,4 +1,4 @@
-"""The log of a training: one event a line. That of a search is in its study, see [Note: events] in `nas/study`."""
+"""The log of a training, or of a size: one event a line. A search has its events in its study, see `nas/study`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class Log(Protocol):
         """
 
 
+def line_of(event: str, **fields: Any) -> str:
+    """An event as a log has it."""
+    return json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n"
+
+
 class LogFile:
     """`log.jsonl`: one event a line, appended and flushed. A line cut off by a crash does not hurt the next."""
 
@@ -47,7 +52,7 @@ class LogFile:
             elif not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
                 # what is written into another file would be lost
                 raise StorageError(f"{self._path}: it was deleted or moved while the run was at work in its folder")
-            self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
+            self._file.write(line_of(event, **fields))
             self._file.flush()
 
     def _open(self) -> TextIO:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +40,7 @@ from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
-from l2l_nas.runs.log import LogFile
+from l2l_nas.runs.log import line_of
 from l2l_nas.runs.mesh import mesh_of
 from l2l_nas.runs.numbers import is_from_scratch
 from l2l_nas.runs.origin import (
@@ -201,8 +200,7 @@ class Output:
             write_architecture(folder, self.parts.problem.pool, one.architecture)
             data = describe_data(self.parts.problem.data) | rows_chosen_by(self.parts.problem.data)
             result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
-            with contextlib.closing(LogFile(folder.log)) as log:
-                log.write("result", content=result)
+            write_atomically(folder.log, line_of("result", content=result))
             write_json(folder.result, result)
 
     def write(self, search: SearchContext, best: Finalist, *, seconds: float) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.folder_settings import above, read_settings, typeable
 from l2l_nas.runs.groups import deviating
+from l2l_nas.runs.saved import SavedRun
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.runs.terminal import warn
 
@@ -62,6 +63,9 @@ def gather(
         goals, records, steps, events = read.goals, read.records, read.steps, read.events
     else:
         goals, records, steps, events = study.goals, study.records, study.ledger.steps, tuple(study.log.events)
+    if not any(event["event"] == "space" for event in events):
+        line = SavedRun(folder).resume_command()
+        raise StorageError(f"{root}: the search was cut off before it began; go on with: {line}")
     try:
         history = read_history(events, running_at=now if is_running else None)
         result = next((event["content"] for event in reversed(events) if event["event"] == "result"), None)

@@ -79,7 +79,7 @@ def build_parts(conf: SearchConf | RetrainConf, ranks: RunRanks) -> Parts:
     problem, server = _problem_and_server(conf, ranks)
     compare_problems(ranks, problem)
     sharers = sharers_of(conf) if isinstance(conf, SearchConf) else 1
-    relay, memory = relay_of(problem, server, conf, sharers=sharers)
+    relay, memory = training_relay(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
     trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
     task = trained.measured_task if isinstance(conf, SearchConf) else trained.task
@@ -89,7 +89,7 @@ def build_parts(conf: SearchConf | RetrainConf, ranks: RunRanks) -> Parts:
     return Parts(conf, problem, relay, trainer, scorer, relay.trace)
 
 
-def relay_of(
+def training_relay(
     problem: Problem, server: ParamServer, conf: SearchConf | RetrainConf, *, sharers: int = 1
 ) -> tuple[Relay, RelayConf]:
     """The relay that a problem is trained on; and its settings with what stays on the device decided.

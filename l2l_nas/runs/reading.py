@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ class Reading:
 
     def __init__(self, conf: EvaluateConf | GenerateConf, ranks: RunRanks | None = None) -> None:
         self.conf, self.ranks = conf, ranks or RunRanks()
-        check_mesh(conf.parallel, self.ranks.size)
+        if self.ranks.is_first:  # the others raise what it raises
+            check_mesh(conf.parallel, self.ranks.size)
 
     def follow(self) -> None:
         """Do what rank 0 does, until its command is over.
@@ -71,7 +73,7 @@ class Reading:
         with self.ranks.exchange.working("the reading of the run"):
             found = load_found(self.conf.run, pool=self.conf.space.pool, **options)
             self._run = found = original_of(found, **options) if original else found
-        relay = relay_of(found.server, found.relay)
+        relay = relay_on(found.server, found.relay)
         found.problem.check(relay.shapes)
         batches = Batches(found.problem.data.train, batch_size=found.batch_size, seed=found.server.seed)
         self.trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
@@ -183,8 +185,10 @@ def open_model(
         chosen = tokenizer_of(pool, tokenizer or AUTO)
         if isinstance(made, PublishedPool) and tokenizer:
             made.tokenizer = chosen
-        relay = relay_of(server, RelayConf())
-        return LanguageModel(server, made.original, chosen, relay, begin=begin_of(pool, chosen))
+        conf = RelayConf()
+        return LanguageModel(
+            server, made.original, chosen, partial(relay_on, conf=conf), conf.device, begin=begin_of(pool, chosen)
+        )
     found = load_found(run, pool=pool, ranks=ranks, tensor=tensor, gather_logits=True)
     if original:
         found = original_of(found, ranks=ranks, tensor=tensor, gather_logits=True)
@@ -198,11 +202,11 @@ def open_model(
     pool = pool or str(value_of(config, "space.pool"))
     chosen = tokenizer_of(pool, str(named))
     begin = begin_of(pool, chosen)
-    relay = relay_of(found.server, found.relay)
-    return LanguageModel(found.server, found.architecture, chosen, relay, found.micro_batch, begin)
+    made_by, device = partial(relay_on, conf=found.relay), found.relay.device
+    return LanguageModel(found.server, found.architecture, chosen, made_by, device, found.micro_batch, begin)
 
 
-def relay_of(server: ParamServer, conf: RelayConf) -> Relay:
+def relay_on(server: ParamServer, conf: RelayConf) -> Relay:
     """What runs a network of a run: the relay of its settings."""
     relay = build_relay(server, conf, seed=0)
     set_threads(conf.threads, relay)

@@ -16,7 +16,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import parsing, read_bytes, read_json
 from l2l_nas.report.comparison import Comparison, goals_of, pair_of
-from l2l_nas.report.history import Event, read_events
+from l2l_nas.report.history import ENDS, Event, read_events
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
@@ -35,9 +35,6 @@ from l2l_nas.training.problem import Problem
 
 if TYPE_CHECKING:
     from l2l_nas.nas.study.reading import StudyContents
-
-# events that begin or end a session
-_ENDS = ("start", "done", "stopped", "failed")
 
 
 def name_in(config: Any, name: str) -> Any:
@@ -96,7 +93,7 @@ class SavedRun:
         Raises:
             StorageError: its events cannot be read.
         """
-        return next((event for event in reversed(self.events) if event["event"] in _ENDS), {})
+        return next((event for event in reversed(self.events) if event["event"] in ("start", *ENDS)), {})
 
     @property
     def noun(self) -> str:
@@ -284,7 +281,7 @@ def original_of(
 SCRATCH = "scratch"
 ORIGINAL = "original"  # as an architecture: the first candidate of each position
 _OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their places in the run
-_PARTS = ("study.log", "weights", "result.json")  # that a run has once it was begun
+_PARTS = ("study.log", "log.jsonl", "weights")  # that a run has once it was begun
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,11 @@ class SearchRun(Run):
         if not self._goes_on:
             return None
         self._search.restore()
-        return finished_search(self.folder, self.conf, goal=self.goals[0].name, evaluated=self._study.num_evaluated)
+        study = self._study
+        finished = finished_search(self.folder, self.conf, goal=self.goals[0].name, evaluated=study.num_evaluated)
+        if finished is not None and study.log.events[-1]["event"] == "done":  # killed before it had its last page
+            self._page.write(is_running=False)
+        return finished
 
     def _context(self, seen: Callbacks, display: Display) -> SearchContext:
         parts, workers, study = self.parts, self._workers, self._study

@@ -100,7 +100,8 @@ def build_search_parts(conf: SearchConf, ranks: RunRanks | None = None) -> Searc
     step = cut_sizes(min(conf.train.batch_size, len(problem.data.train)), conf.train.micro_batch)
     costs = _costs(conf, problem, relay, step)
     goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
-    rule = conf.objects.get("search.early_stop") or build_early_stop(conf.search.early_stop, goals)
+    is_given = "search.early_stop" in conf.objects
+    rule = conf.chosen("search.early_stop") if is_given else build_early_stop(conf.search.early_stop, goals)
     constraints = _constraints(conf, problem, costs)
     allowed = unmeasured((NonEmpty(pool), *constraints))
     paths = build_paths(conf.search.warmup_paths, pool, seed=conf.seed, constraints=allowed)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
@@ -37,7 +39,8 @@ class LanguageModel:
         server: has its weights.
         architecture: of the server's pool.
         tokenizer: that it was trained with.
-        relay: runs it, on the server.
+        make_relay: makes what runs a network of a server.
+        device: where it runs: "cpu", "cuda", "auto".
         micro_batch: texts at a time.
         begin: token that stands before what it goes on with, as a published model was trained; None: none.
         compared: what `compare_published` tells.
@@ -49,13 +52,19 @@ class LanguageModel:
     server: ParamServer
     architecture: Architecture
     tokenizer: Tokenizer
-    relay: Relay
+    make_relay: Callable[[ParamServer], Relay]
+    device: str
     micro_batch: int = 8
     begin: int | None = None
     compared: str = ""
 
     def __post_init__(self) -> None:
         length_of(self.server.whole_pool, self.tokenizer.size)
+
+    @cached_property
+    def relay(self) -> Relay:
+        """What runs it."""
+        return self.make_relay(self.server)
 
     @property
     def length(self) -> int:
@@ -121,14 +130,14 @@ def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Tas
 
 def is_small(model: LanguageModel) -> bool:
     """Whether the weights of a model take at most half of the device's free memory."""
-    free = model.relay.device.free_bytes()
+    free = open_device(model.device).free_bytes()
     return 4 * num_parameters(model.server.whole_pool, model.architecture) <= _SHARE * free
 
 
 def executor_of(model: LanguageModel) -> Executor:
     """What runs a model token by token: resident where it is small, or a relay, as with several ranks."""
     if model.server.world.size == 1 and is_small(model):
-        return ReferenceTrainer(model.server, device=model.relay.device.torch_device)
+        return ReferenceTrainer(model.server, device=model.device)
     return model.relay
 
 

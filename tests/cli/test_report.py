@@ -206,7 +206,7 @@ def of_space(name):
         (missing("study.log"), "study.log: there is no study; check the folder"),
         (cut("study.log", 300), "study.log: does not read as a study"),
         (changed("study.log", '{"op_code":0', '{"op_code":"0"'), "study.log: damaged"),
-        (no_events, "study.log: damaged (it does not tell what was searched)"),
+        (no_events, "run: the search was cut off before it began; go on with: python -m l2l_nas search resume=run"),
         (of_space("tnah"), "study.log: damaged (an architecture of another space)"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),

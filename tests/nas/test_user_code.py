@@ -69,6 +69,17 @@ def test_a_phase_that_raises_is_named(tmp_path, where):
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+def test_a_phase_whose_results_are_no_json_is_named(tmp_path):
+    class Odd(Mine):
+        def results(self, search):
+            return {"found": {1, 2}}
+
+    search, *_ = search_on(tmp_path, pool_of("tanh"), spend=budget(warmup_steps=0, trials=1, finalists=0))
+    Search(search.context, [Odd(""), Trials(), Finalists()]).run()
+    with pytest.raises(UserCodeError, match="phase Odd raised TypeError: Object of type set is not JSON"):
+        search.context.results()
+
+
 @pytest.mark.parametrize("where", ["put", "expect", "reading", "writing"])
 def test_a_storage_that_raises_is_named_with_its_line(tmp_path, where):
     class Odd(RamStorage):

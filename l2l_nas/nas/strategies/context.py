@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,7 +215,9 @@ class SearchContext:
         found: dict[str, Any] = {}
         for phase in self.over:
             with of_user(phase, "phase"):
-                found |= phase.results(self)
+                more = phase.results(self)
+                json.dumps(more)  # the study has it as JSON
+                found |= more
         return found
 
     def note(self, record: TrialRecord) -> None:

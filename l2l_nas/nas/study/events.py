@@ -13,12 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from l2l_nas.nas.objectives import TrialRecord
-from l2l_nas.nas.study.storage import Store
+from l2l_nas.nas.study.storage import AT_TRIAL, Store
 
 Event = Mapping[str, Any]
-
-# how many trials there were before an event
-AT_TRIAL = "at_trial"
 
 
 class StudyLog:

@@ -35,7 +35,7 @@ from optuna.trial import FrozenTrial
 from l2l_nas.eps.identity import joined
 from l2l_nas.errors import L2LError, StorageError, described
 from l2l_nas.files import named_failures, open_file, parsing, sync_folder
-from l2l_nas.nas.study.storage import Opened, refuse_other
+from l2l_nas.nas.study.storage import AT_TRIAL, Opened, refuse_other
 
 # of a run's study
 STUDY_NAME = "search"
@@ -207,14 +207,16 @@ class Journal:
         """All of them, in order. Raises ValueError: one is none."""
         found = self._storage.get_study_system_attrs(self._number)
         events = [found[name] for name in sorted(name for name in found if name.startswith(_EVENT))]
-        if not all(isinstance(one, dict) and isinstance(one.get("event"), str) for one in events):
-            raise ValueError("an event without a name")
+        for one in events:
+            if not (isinstance(one, dict) and isinstance(one.get("event"), str) and type(one.get(AT_TRIAL)) is int):
+                raise ValueError("an event without a name or a place")
         return events
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Keep an event behind those before."""
-        self._storage.set_study_system_attr(self._number, f"{_EVENT}{self._num_events:08d}", dict(event))
-        self._num_events += 1
+        name = f"{_EVENT}{self._num_events:08d}"
+        self._num_events += 1  # first: what is interrupted may be written already
+        self._storage.set_study_system_attr(self._number, name, dict(event))
 
 
 def create_journal(

@@ -13,6 +13,8 @@ from l2l_nas.errors import StorageError
 from l2l_nas.training.data import other_data
 
 Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
+# of an event: how many trials there were before it
+AT_TRIAL = "at_trial"
 
 
 class Store(Protocol):

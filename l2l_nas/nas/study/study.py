@@ -286,7 +286,9 @@ class Study:
             UserCodeError: the sampler raised something; the trial is saved.
         """
         scores = {goal.name: float(values[goal.name]) for goal in self._goals} if values else {}
-        record = TrialRecord(trial.number, self._asked.pop(trial.number), state, scores, ended=time.time(), **facts)
+        record = TrialRecord(
+            trial.number, self._asked.pop(trial.number), state, scores, ended=round(time.time(), 3), **facts
+        )
         for name, value in attributes_of(record).items():
             trial.set_user_attr(name, value)
         if record.rungs and len(self._goals) == 1:
@@ -346,7 +348,7 @@ def attributes_of(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "weights": dict(record.weights),
         "process": record.worker,
-        "ended": round(record.ended, 3),
+        "ended": record.ended,
         "stopped": record.state == State.STOPPED,
         "rungs": {rung: dict(metrics) for rung, metrics in record.rungs.items()},
         "standard_error": dict(record.errors),

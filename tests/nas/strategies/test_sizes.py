@@ -19,7 +19,7 @@ from l2l_nas.nas.strategies.finalists import FinalistCache, choose_each
 from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.output import Output, shared_sizes
-from l2l_nas.runs.saved import load_found
+from l2l_nas.runs.saved import load_found, run_of
 from tests.compress.test_blockwise import problem
 from tests.nas.problems import GOALS, budget, change_finalists, search_on
 from tests.nas.problems import pool_of as toy_pool
@@ -180,6 +180,8 @@ def test_a_network_of_each_size_is_found_trained_and_exported(tmp_path):
         folder = tmp_path / "run" / "sizes" / size.name
         loaded = load_found(str(folder), problem=problem())
         assert list(loaded.architecture.choices) == entry["best"]["architecture"]
+        (folder / "result.json").unlink()  # which nothing here reads
+        assert run_of(folder / "best") == RunFolder(folder)
         exported = json.loads((folder / "export" / "export.json").read_text())
         assert exported["reported"]["loss"] == entry["best"]["values"]["loss"]
     other = {**STRATEGY, "sizes": [0.5]}  # so that no folder is of a size that is no longer asked for

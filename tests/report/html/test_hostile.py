@@ -7,7 +7,7 @@ import hashlib
 import re
 from dataclasses import replace
 
-from l2l_nas.nas.memory import LearnedFrom
+from l2l_nas.nas.earlier_task import LearnedFrom
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from tests.report.examples import ACCURACY, LOSS
