@@ -1,4 +1,4 @@
-"""Hooks called during a search or a training: progress lines, the log, the page, and callbacks of your own.
+"""Hooks called during a search or a training: progress lines, events, the page, and callbacks of your own.
 
 Derive from `Callback` and write the methods that you need. They are called in the search's own process, one after the
 other, while nothing else goes on; a slow one makes the search slow. What one raises becomes a warning, and the search

@@ -6,7 +6,7 @@
     png.py       draws charts as files
     html/        a run's page: view.py gathers, page.html.j2 is the page, svg.html.j2 draws charts on it
     table.py     tables in the terminal
-    summary.py   what the page shows besides: the log (history.py), settings
+    summary.py   what the page shows besides: events (history.py), settings
     text.py      numbers and architectures as short text
 
 Everything here reads plain records and a pool; nothing trains, and nothing here is imported by the packages below.

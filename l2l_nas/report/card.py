@@ -1,4 +1,4 @@
-"""What a page must know of a pool, as plain data: a run's log holds it, so that a page needs no user's code.
+"""What a page must know of a pool, as plain data: an event of a run holds it, so that a page needs no user's code.
 
 A pool holds factories, which only the user's own files can give back; those are never imported from a run's folder.
 """

@@ -72,6 +72,11 @@ def read_events(text: str) -> list[Event]:
     return events
 
 
+def last_result(events: Sequence[Event]) -> Any:
+    """What a run came to last, as `result.json` has it; None: to nothing yet."""
+    return next((event.get("content") for event in reversed(events) if event["event"] == "result"), None)
+
+
 def read_history(events: Sequence[Event], *, running_at: float | None = None) -> RunHistory:
     """Read the events of a search.
 

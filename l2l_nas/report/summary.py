@@ -1,4 +1,4 @@
-"""All that the page of a run shows, gathered: plain data, made from records and the run's log."""
+"""All that the page of a run shows, gathered: plain data, made from the run's records and events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Summary:
     folder: str  # the run's
     made_at: float  # when, in seconds since 1970
     done: str  # how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty
-    history: RunHistory  # what the log tells
+    history: RunHistory  # what the events tell
     goals: tuple[Goal, ...]  # one to three
     # all trials; those that are not `in_space` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
@@ -51,7 +51,7 @@ class Summary:
 
     @cached_property
     def results(self) -> Results:
-        """What was found until now: the finalists of the log, before them the winner in the run's result."""
+        """What was found until now: the finalists that events tell of, before them the winner in the run's result."""
         found = self.found if self.is_finished else None
         first = [found] if found is not None and found.is_trained else []
         trained = tuple(self._with_latencies(one) for one in (*first, *in_order(self.history.finalists, self.goals)))

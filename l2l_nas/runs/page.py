@@ -16,7 +16,7 @@ from l2l_nas.files import write_atomically, yaml_text
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.nas.study.study import Study
 from l2l_nas.report.blocks import TakenApart
-from l2l_nas.report.history import read_history
+from l2l_nas.report.history import last_result, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import only_finite
@@ -68,7 +68,7 @@ def gather(
         raise StorageError(f"{root}: the search was cut off before it began; go on with: {line}")
     try:
         history = read_history(events, running_at=now if is_running else None)
-        result = next((event["content"] for event in reversed(events) if event["event"] == "result"), None)
+        result = last_result(events)
         found = None if result is None else _best_of(result)
         apart = None if result is None else TakenApart.from_json(result)
     except _FOREIGN as error:

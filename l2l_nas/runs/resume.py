@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import write_json
@@ -129,6 +129,15 @@ class Start:
     is_new: bool
     left_out: str = ""
 
+    @classmethod
+    def of(
+        cls, command: str, conf: SearchConf | RetrainConf, files: Mapping[str, str] | None, *, is_new: bool, **more: Any
+    ) -> Self:
+        """What these settings start, or, where they are taken over, go on with; more: further fields."""
+        folder, left_out = RunFolder(Path(conf.resume or conf.folder)), "" if is_new else _left_out(conf)
+        files = (files or {}) if is_new else {}
+        return cls(command=command, conf=conf, folder=folder, files=files, is_new=is_new, left_out=left_out, **more)
+
     @property
     def goes_on(self) -> bool:
         """Whether it was asked to go on with a run, of which one that was killed may have left no settings."""
@@ -153,21 +162,7 @@ def search_start(conf: SearchConf, *, files: Mapping[str, str] | None) -> Start:
     before = go_on("search", conf) if conf.resume else None
     conf = completed(before or conf)
     check_bounds(conf)
-    return _started(Start, "search", conf, before, files)
-
-
-def _started(
-    kind: type[Any], command: str, conf: Any, before: Any, files: Mapping[str, str] | None, **more: Any
-) -> Any:
-    return kind(
-        command=command,
-        conf=conf,
-        folder=RunFolder(Path(conf.resume or conf.folder)),
-        files=files or {} if before is None else {},
-        is_new=before is None,
-        left_out="" if before is None else _left_out(conf),
-        **more,
-    )
+    return Start.of("search", conf, files, is_new=before is None)
 
 
 def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
@@ -371,14 +366,13 @@ def training_start(conf: RetrainConf, *, files: Mapping[str, str] | None) -> Tra
     source = None
     before = _as_before(conf, RunFolder(Path(conf.resume))) if conf.resume else None
     if before is None:
-        _started(Start, "train", conf, None, files).refuse_begun("")
+        Start.of("train", conf, files, is_new=True).refuse_begun("")
         conf, choice, source = _as_in_the_run(conf)
     else:
         conf, choice = before
     conf = completed(conf)
     check_bounds(conf)
-    found: TrainingStart = _started(TrainingStart, "train", conf, before, files, choice=choice, source=source)
-    return found
+    return TrainingStart.of("train", conf, files, is_new=before is None, choice=choice, source=source)
 
 
 def _as_before(conf: RetrainConf, folder: RunFolder) -> tuple[RetrainConf, ChosenArchitecture] | None:

@@ -120,7 +120,7 @@ class Run(ABC):
         write_yaml(self.folder.config, content(settled))
 
     def _greet_ranks(self, compared: str, architecture: Architecture | None = None) -> None:
-        """Tell what was compared with an original, how ranks share the work, and what is not taken over.
+        """Tell what was compared with an original, and how ranks share the work.
 
         Args:
             compared: see `compare_published`.

@@ -16,7 +16,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import parsing, read_bytes, read_json
 from l2l_nas.report.comparison import Comparison, goals_of, pair_of
-from l2l_nas.report.history import ENDS, Event, read_events
+from l2l_nas.report.history import ENDS, Event, last_result, read_events
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
@@ -119,9 +119,9 @@ class SavedRun:
         Raises:
             StorageError: its events are damaged; or it came to nothing, as the run has not finished.
         """
-        for event in reversed(self.events):
-            if event["event"] == "result":
-                return event.get("content")
+        result = last_result(self.events)
+        if result is not None:
+            return result
         self.refuse_none()
         raise StorageError(
             f"{self.folder.root}: no result, as the {self.noun} has not finished; go on with: {self.resume_command()}"
