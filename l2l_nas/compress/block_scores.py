@@ -15,16 +15,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from l2l_nas.compress.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.compress.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.compress.block_speed import ScorePasses
-from l2l_nas.compress.block_training import DistilBlocks, original_outputs, relays_like
+from l2l_nas.compress.block_training import DistilBlocks, divergences
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, SettingError
-from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import Goal, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
@@ -100,7 +100,6 @@ class ScoreBlocks(Phase):
         self._found: dict[Changes, float | None] = {}
         self._original: dict[str, float] = {}  # its metrics, if they are not what blocks are scored by
         self._rounds: list[ScoreRound] = []
-        self._scorer: Evaluator | None = None
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`.
@@ -122,7 +121,7 @@ class ScoreBlocks(Phase):
         """See `Phase`: as many passes as all rounds take, if each has something new."""
         if self._kind == "error":
             return speed
-        pool, population = context.relay.server.pool, context.budget.population
+        pool, population = context.evaluator.server.pool, context.evaluator.budget.population
         passes = ScorePasses(pool, population=population, extra=int(self._kind == "divergence"))
         singles = [changed(pool, [block]) for block in blocks_of(pool) if block not in _own(pool)]
         scored = passes([pool.original, *singles])
@@ -154,7 +153,6 @@ class ScoreBlocks(Phase):
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
-            self._scorer = None  # with the memory of its relay
         tried = {record.architecture for record in search.study.records} | {*search.enqueued}
         new = (network for network in self._trials(search) if network not in tried)
         for network in itertools.islice(new, left):
@@ -174,15 +172,6 @@ class ScoreBlocks(Phase):
     def _metric(self, search: SearchContext) -> Goal:
         """What networks are scored by."""
         return Goal("divergence", maximize=False) if self._kind == "divergence" else search.goals[0]
-
-    def _scored_by(self, search: SearchContext) -> Evaluator:
-        if self._kind != "divergence":
-            return search.evaluator
-        if self._scorer is None:
-            relay = relays_like(search.relay)(search.server)
-            teacher = original_outputs(relay, micro_batch=search.trainer.micro_batch)
-            self._scorer = search.evaluator.compared_with(lambda inputs: teacher(inputs)[:1])
-        return self._scorer
 
     def _trials(self, search: SearchContext) -> Iterator[Architecture]:
         """Networks to propose, the best first; of sizes, that one's next of which there are fewest.
@@ -230,11 +219,12 @@ class ScoreBlocks(Phase):
         """The first metric of networks that are not measured yet; so many share the layers in which they agree."""
         left = [changes for changes in networks if changes not in self._found]
         search.callback.phase(phase, total=len(networks), done=len(networks) - len(left))
-        name, evaluator = self._metric(search).name, self._scored_by(search)
+        name, evaluator = self._metric(search).name, search.evaluator
+        score = partial(evaluator.do, divergences) if self._kind == "divergence" else evaluator.score_all
         for start in range(0, len(left), search.budget.population):
             search.callback.poll()
             some = left[start : start + search.budget.population]
-            scores = evaluator.score_all([changed(search.pool, changes) for changes in some])
+            scores = score([changed(search.pool, changes) for changes in some])
             for changes, one in zip(some, scores, strict=True):
                 value = math.nan if one is None else one[name]
                 self._found[changes] = value if math.isfinite(value) else None

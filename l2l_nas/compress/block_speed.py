@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from l2l_nas.compress.imitation import BlockDistillation
 from l2l_nas.cost.work import ForwardWork
@@ -28,16 +27,17 @@ MEASURED_STEPS = 3  # of each candidate; the first one is slow
 class _Clock:
     """Tells the seconds of a candidate's steps from those of all else that is done for it."""
 
-    def __init__(self) -> None:
-        self._last, self._steps = time.perf_counter(), list[float]()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last, self._steps = clock(), list[float]()
 
     def after_step(self, key: str, samples: int) -> None:
         """A step is done."""
-        self._steps.append(time.perf_counter())
+        self._steps.append(self._clock())
 
     def candidate(self) -> tuple[float, float]:
         """A candidate is done: seconds of all but its steps, and of a step."""
-        now = time.perf_counter()
+        now = self._clock()
         each = [later - earlier for earlier, later in itertools.pairwise(self._steps)]
         step = min(each, default=0.0)
         fixed = max(0.0, now - self._last - len(self._steps) * step)
@@ -45,29 +45,32 @@ class _Clock:
         return fixed, step
 
 
-def block_seconds(distillation: BlockDistillation, inputs: Batch, *, seconds: float) -> tuple[float, float]:
+def block_seconds(
+    distillation: BlockDistillation, inputs: Batch, *, seconds: float, clock: Callable[[], float]
+) -> tuple[float, float]:
     """Seconds of all blocks but their steps, and of one step of each of them; see [Note: seconds of blocks].
 
     Args:
         distillation: on a copy of the weights, with as many steps as are measured.
         seconds: that may pass before kinds of positions that were not seen count as the others do on average.
+        clock: gives the time in seconds.
     """
     pool = distillation.server.pool
     last = {position.name: position.candidates[-1].name for position in pool.positions}
     kinds = _kinds(pool)
     found: dict[object, tuple[float, float]] = {}
     position, sums = "", (0.0, 0.0)
-    clock, began = _Clock(), time.perf_counter()
-    with contextlib.closing(distillation.run(inputs, after_step=clock.after_step)) as blocks:
+    times, began = _Clock(clock), clock()
+    with contextlib.closing(distillation.run(inputs, after_step=times.after_step)) as blocks:
         for key, _ in blocks:
             name, candidate = key.rsplit("/", 1)
             sums = (0.0, 0.0) if name != position else sums
-            position, one = name, clock.candidate()
+            position, one = name, times.candidate()
             sums = (sums[0] + one[0], sums[1] + one[1])
             if name not in kinds or candidate != last[name]:
                 continue
             found.setdefault(kinds[name], sums)
-            if found.keys() >= {*kinds.values()} or time.perf_counter() - began > seconds:
+            if found.keys() >= {*kinds.values()} or clock() - began > seconds:
                 break
     if not found:
         return 0.0, 0.0

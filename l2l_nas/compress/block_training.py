@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from l2l_nas.compress.block_speed import MEASURED_STEPS, block_seconds
-from l2l_nas.compress.imitation import BlockDistillation, BlockSettings
+from l2l_nas.compress.imitation import AfterStep, BlockDistillation, BlockSettings
 from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.inline import InlineExecutor
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.interface import Batch, bytes_of
 from l2l_nas.relay.relay import Relay
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.fit import Trainer
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.metrics import measured
-from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtTask
+from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtSamples, TaughtTask
 
 
 class DistilBlocks(Phase):
@@ -47,7 +51,7 @@ class DistilBlocks(Phase):
         """See `Phase`.
 
         Raises:
-            SettingError: trials would not use these weights, or parameters are updated in groups.
+            SettingError: trials would not use these weights, parameters are updated in groups, or ranks share layers.
             SpaceError: a pool that cannot be taken apart.
         """
         if budget.trial_weights == "scratch":
@@ -55,51 +59,38 @@ class DistilBlocks(Phase):
                 "strategy=blockwise trains blocks, and with search.trial_weights=scratch no trial uses them; write "
                 "search.trial_weights=shared or fork"
             )
+        if server.whole_pool is not server.pool:
+            raise SettingError(
+                "strategy=blockwise: ranks cannot share a block that is trained alone; have parallel.tensor=1"
+            )
         BlockDistillation(server, server.pool.original, Relay)
         if not server.pool.is_separable:
             raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
 
     def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
         """See `Phase`: a few steps of the first blocks of each kind, on a copy of the weights."""
-        relay = context.relay
-        distillation = self._distillation(context.trainer, relay, context.seed)
-        distillation = replace(
-            distillation,
-            server=relay.server.fork(()),
-            settings=replace(distillation.settings, steps=min(MEASURED_STEPS, self._settings.steps or MEASURED_STEPS)),
-        )
-        inputs = self._inputs(context.trainer)
-        fixed, step = block_seconds(distillation, inputs, seconds=context.seconds)
+        steps = min(MEASURED_STEPS, self._settings.steps or MEASURED_STEPS)
+        some = BlockWork(self._samples, replace(self._settings, steps=steps), context.seed)
+        fixed, step = context.evaluator.do(some.seconds, context.seconds, context.clock)
         return replace(speed, fixed=speed.fixed + fixed, block_step=step)
 
     def run(self, search: SearchContext) -> None:
         total = sum(len(position.candidates) for position in search.pool.positions)
         search.callback.phase("blocks", total=total, done=len(self.errors))
-        distillation = self._distillation(search.trainer, search.relay, search.seed)
-        inputs = self._inputs(search.trainer)
         shares = _shares(search.pool)
+        batch_size = search.evaluator.batches.batch_size
 
         def after_step(key: str, samples: int) -> None:  # see [Note: a step] in `ledger.py`
-            search.ledger.add(shares[key] * samples / search.trainer.batches.batch_size)
+            search.ledger.add(shares[key] * samples / batch_size)
             search.callback.poll()
 
-        for key, error in distillation.run(inputs, done=self.errors, after_step=after_step):
+        def after_block(key: str, error: float) -> None:
             self.errors[key] = error
             search.callback.advance(len(self.errors))
             search.save_when_due()
 
-    def _distillation(self, trainer: Trainer, relay: Relay, seed: int) -> BlockDistillation:
-        settings = replace(self._settings, micro_batch=min(self._settings.batch_size, trainer.micro_batch))
-        server = relay.server
-        return BlockDistillation(server, server.pool.original, relays_like(relay), settings, seed=seed)
-
-    def _inputs(self, trainer: Trainer) -> Batch:
-        parts = []
-        for step in itertools.count():
-            parts.append(trainer.batches.at(step)[0])
-            if sum(len(part[0]) for part in parts) >= self._samples:
-                return tuple(torch.cat(tensors)[: self._samples] for tensors in zip(*parts, strict=True))
-        raise AssertionError
+        work = BlockWork(self._samples, self._settings, search.seed)
+        search.evaluator.do(work.imitate, dict(self.errors), after_step, after_block)
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         return {"block_errors": self.errors}
@@ -116,18 +107,62 @@ def _shares(pool: LayerPool) -> dict[str, float]:
     return {f"{names[one.position]}/{one.candidate.name}": work.of_layer(one) / original for one in pool.layers}
 
 
+@dataclass(frozen=True)
+class BlockWork:
+    """What all that share the weights do to train blocks.
+
+    Args:
+        samples: how many of the training part.
+    """
+
+    samples: int
+    settings: BlockSettings
+    seed: int
+
+    def imitate(
+        self,
+        evaluator: Evaluator,
+        done: Mapping[str, float],
+        after_step: AfterStep,
+        after_block: Callable[[str, float], None],
+    ) -> None:
+        """Train what is not done yet; see `BlockDistillation.run`."""
+        blocks = self._distillation(evaluator, evaluator.server, self.settings)
+        for key, error in blocks.run(self._inputs(evaluator), done=done, after_step=after_step):
+            after_block(key, error)
+
+    def seconds(self, evaluator: Evaluator, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
+        """See `block_seconds`; weights stay as they are."""
+        blocks = self._distillation(evaluator, evaluator.server.fork(()), self.settings)
+        return block_seconds(blocks, self._inputs(evaluator), seconds=seconds, clock=clock)
+
+    def _distillation(self, evaluator: Evaluator, server: ParamServer, settings: BlockSettings) -> BlockDistillation:
+        micro_batch = min(settings.batch_size, evaluator.trainer.micro_batch)
+        relay_of = partial(relay_beside, evaluator.relay)
+        settings = replace(settings, micro_batch=micro_batch)
+        return BlockDistillation(server, server.pool.original, relay_of, settings, seed=self.seed)
+
+    def _inputs(self, evaluator: Evaluator) -> Batch:
+        parts = []
+        for step in itertools.count():
+            parts.append(evaluator.batches.at(step)[0])
+            if sum(len(part[0]) for part in parts) >= self.samples:
+                return tuple(torch.cat(tensors)[: self.samples] for tensors in zip(*parts, strict=True))
+        raise AssertionError
+
+
 class AskForClasses(Phase):
     """Refuses a task without classes before blocks are trained that could not be scored by `Divergence`."""
 
     is_saved = False
 
-    def run(self, search: SearchContext) -> None:
-        """See `Phase`.
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """See `Phase`. Raises SettingError: there are ranks."""
+        refuse_ranks(server, "strategy.scores=divergence", "scores=exchange")
 
-        Raises:
-            DataError: the task has no classes.
-        """
-        Divergence(search.trainer.task)
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`. Raises DataError: the task has no classes."""
+        Divergence(search.evaluator.trainer.task)
 
 
 class Teach(Phase):
@@ -142,36 +177,63 @@ class Teach(Phase):
     def __init__(self, share: float) -> None:
         self._share = share
 
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """See `Phase`. Raises SettingError: there are ranks."""
+        refuse_ranks(server, f"strategy.teacher={self._share:g}", "teacher=0")
+
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
 
         Raises:
             DataError: the task has no classes.
-            SettingError: see `trainer`; or there are worker processes.
+            SettingError: a share outside of 0 to 1; or there are worker processes.
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
-        server, budget = search.server, search.budget
-        if budget.trial_weights == "shared" and budget.steps_per_trial:  # trials train the original's weights, too
-            server = server.another()
-        search.evaluator.learn_from(self._taught(search.trainer, server))
+        self.teach(search.evaluator)
 
-    def trainer(self, trainer: Trainer) -> Trainer:
+    def teach(self, evaluator: Evaluator) -> None:
         """See `Phase`.
 
         Raises:
             DataError: the task has no classes.
             SettingError: a share outside of 0 to 1.
         """
-        assert isinstance(trainer.executor, Relay)
-        return self._taught(trainer, trainer.executor.server)
+        evaluator.do(partial(_learn_from_original, share=self._share))
 
-    def _taught(self, trainer: Trainer, server: ParamServer) -> Trainer:
-        """With a server of the original's weights."""
-        whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share)
-        assert isinstance(whole, Relay)
-        teacher = original_outputs(relays_like(whole)(server), micro_batch=trainer.micro_batch)
-        return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, lambda inputs: teacher(inputs)[:1]))
+
+def _learn_from_original(evaluator: Evaluator, share: float) -> None:
+    trainer, server, budget = evaluator.trainer, evaluator.server, evaluator.budget
+    task = TaughtTask(measured(trainer.task), share=share)
+    if budget.trial_weights == "shared" and budget.steps_per_trial:  # trials train the original's weights, too
+        server = server.like()
+    teacher = original_outputs(relay_beside(evaluator.relay, server), micro_batch=trainer.micro_batch)
+    batches = TaughtBatches(trainer.batches, lambda inputs: teacher(inputs)[:1])
+    evaluator.learn_from(replace(trainer, task=task, batches=batches))
+
+
+def refuse_ranks(server: ParamServer, what: str, instead: str) -> None:
+    """Refuse what asks the original while batches are read, which each rank does at its own pace.
+
+    Raises:
+        SettingError: there are ranks.
+    """
+    if server.world.size > 1:
+        raise SettingError(f"{what}: several ranks cannot ask the original for its outputs; use {instead}")
+
+
+def divergences(evaluator: Evaluator, networks: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
+    """As `Evaluator.score_all`, by the `Divergence` from the original's logits.
+
+    Raises:
+        DataError: the task has no classes.
+    """
+    trainer = replace(evaluator.trainer, task=measured(Divergence(evaluator.trainer.task)))
+    size = bytes_of(check_shapes(evaluator.server.pool).outputs)
+    with contextlib.closing(relay_beside(evaluator.relay, evaluator.server)) as relay:
+        teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
+        samples = TaughtSamples(evaluator.validation, lambda inputs: teacher(inputs)[:1], sample_bytes=size)
+        return Evaluator(evaluator.relay, trainer, validation=samples, budget=evaluator.budget).score_all(networks)
 
 
 def original_outputs(relay: Relay, *, micro_batch: int) -> Callable[[Batch], Batch]:
@@ -185,23 +247,20 @@ def original_outputs(relay: Relay, *, micro_batch: int) -> Callable[[Batch], Bat
     return outputs
 
 
-def relays_like(whole: Relay, *, keeps: bool = False) -> Callable[[ParamServer], Relay]:
-    """Makes relays like this one, for other servers.
+def relay_beside(whole: Relay, server: ParamServer, *, keeps: bool = False) -> Relay:
+    """A relay like another one, on a server of its own.
 
     Args:
-        keeps: whether they keep layers on the device as this one does: in half of what it has left free.
+        keeps: whether it keeps layers on the device as that one does: in half of what it has left free.
     """
     budget = "auto" if keeps and whole.config.memory.device_budget in ("auto", "all") else None
-
-    def relay_of(server: ParamServer) -> Relay:
-        return Relay(
-            server,
-            slots=1 if len(server.pool) == 1 else 2,
-            device_budget=budget,
-            update=whole.update,
-            precision=whole.precision,
-            device=str(whole.device.torch_device),
-            seed=whole.seed,
-        )
-
-    return relay_of
+    return Relay(
+        server,
+        slots=1 if len(server.pool) == 1 else 2,
+        device_budget=budget,
+        update=whole.update,
+        precision=whole.precision,
+        device=str(whole.device.torch_device),
+        seed=whole.seed,
+        chunks=whole.chunks,
+    )

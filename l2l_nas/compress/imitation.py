@@ -161,12 +161,12 @@ class BlockDistillation:
             yield f"{position.name}/{name}", 0.0
             return ()  # nobody reads it, and a head's outputs may be larger than all else
         alone = self._alone(index)
-        server = self.server.another(alone, storage=self.server.storage)
+        server = self.server.like(alone, storage=self.server.storage)
         relay = self.relay_of(server)
         if len(position.candidates) == 1 and not any(learns(tensor) for tensor in inputs):
             # it looks rows up in a table that may be larger than all else: the host need not load it for that
             relay.close()
-            relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed)
+            relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed, chunks=relay.chunks)
         with contextlib.closing(relay):
             return (yield from self._on(relay, index, inputs, done, after_step))
 

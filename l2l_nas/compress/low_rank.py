@@ -104,7 +104,7 @@ def _linear(module: nn.Module, tied: frozenset[str]) -> list[nn.Linear]:
 
 def paired_server(server: ParamServer, pool: LayerPool, keys: Sequence[str]) -> ParamServer:
     """A server in memory of a pool `with_pairs`, with weights and buffers of these states; pairs are first ones."""
-    found = server.another(pool)
+    found = server.like(pool)
     for key in keys:
         found.prepare([key])
         with server.all_gather(key) as state, found.writing(key) as paired, torch.no_grad():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
+from functools import partial
 
-from l2l_nas.compress.block_training import relays_like
+from l2l_nas.compress.block_training import relay_beside
 from l2l_nas.compress.low_rank import merge, paired_server, with_pairs
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.inline import InlineExecutor
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
@@ -53,36 +54,30 @@ class TrainPairs(Phase):
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.lora: worker processes train all weights; use search.workers=1, or lora=0")
-        search.executor = _PairExecutor(search, self._rank)
+        search.evaluator.do(partial(_train_pairs, rank=self._rank))
 
 
-class _PairExecutor:
-    """Runs segments of finalists, one after the other; the last one of a network gives plain weights."""
+def _train_pairs(evaluator: Evaluator, rank: int) -> None:
+    evaluator.run_with(_PairRuns(evaluator, rank))
 
-    size = 1
 
-    def __init__(self, search: SearchContext, rank: int) -> None:
-        self._server, self._poll = search.server, search.callback.poll
-        self._pool = with_pairs(search.server.pool, rank)
-        relay = relays_like(search.relay, keeps=True)(paired_server(search.server, self._pool, ()))
-        self._evaluator = search.evaluator.on(relay)
-        self._waiting: deque[tuple[Segment, AfterStep | None]] = deque()
+class _PairRuns:
+    """Runs segments of finalists; the last one of a network gives plain weights."""
 
-    def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
-        """See `SegmentExecutor`."""
-        self._waiting.append((segment, after_step))
+    def __init__(self, evaluator: Evaluator, rank: int) -> None:
+        self._server = evaluator.server
+        self._pool = with_pairs(self._server.pool, rank)
+        relay = relay_beside(evaluator.relay, paired_server(self._server, self._pool, ()), keeps=True)
+        self._evaluator = evaluator.on(relay)
 
-    def finished(self) -> list[tuple[Segment, SegmentResult]]:
-        """See `SegmentExecutor`: the first that waits."""
-        if not self._waiting:
-            return []
-        segment, after_step = self._waiting.popleft()
+    def __call__(self, segment: Segment, after_step: AfterStep, start: ParamServer | None) -> SegmentResult:
+        """See `Evaluator.run_here`."""
         paired = replace(segment, server=self._paired(segment))
-        result = self._evaluator.run(paired, after_step=after_step, poll=self._poll)
+        result = self._evaluator.run_here(paired, after_step)
         if result.server is not None and segment.scored_on is ScoredOn.TEST:
             keys = path_states(self._server.pool, segment.architecture)
             result = replace(result, server=merge(result.server, self._server.fork(keys), keys))
-        return [(segment, result)]
+        return result
 
     def _paired(self, segment: Segment) -> ParamServer:
         server, architecture = segment.server, segment.architecture

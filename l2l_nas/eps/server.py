@@ -240,7 +240,7 @@ class ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
         keys = check_list("keys", keys, of=str, wanted="keys of states")
         self.drain()
-        other = self._empty()
+        other = self.like()
         other._masters = self._masters
         if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
             other.gradients.scale_losses(self.gradients.scale_state)
@@ -261,9 +261,13 @@ class ParamServer:
         pool = self.whole_pool if pool is None else pool
         return ParamServer(pool, optimizer=self.optimizer, seed=self.seed, storage=storage, frozen=self.frozen)
 
-    def _empty(self) -> ParamServer:
-        """Another server, in memory, without a state; of a server of several ranks, one of them."""
-        return self.another()
+    def like(self, pool: LayerPool | None = None, *, storage: Storage | None = None) -> ParamServer:
+        """The same as `another`; of a server of several ranks, one of these.
+
+        Raises:
+            SettingError: another pool, where ranks share layers.
+        """
+        return self.another(pool, storage=storage)
 
     def prepare(self, keys: Iterable[str]) -> None:
         """Create the states that do not exist yet.

@@ -179,9 +179,17 @@ class ShardedServer(ParamServer):
         """See `ParamServer.build_module`; all ranks call it."""
         return super().build_module(layer if self.divided is None else self.whole_pool.owner(layer.key), tied)
 
-    def _empty(self) -> ParamServer:
-        pool = self.pool if self.divided is None else self.divided
-        return ShardedServer(pool, self.mesh, optimizer=self.optimizer, seed=self.seed, frozen=self.frozen)
+    def like(self, pool: LayerPool | None = None, *, storage: Storage | None = None) -> ParamServer:
+        if pool is not None and self.divided is not None:
+            raise SettingError("layers that ranks share are trained in their own pool alone; have parallel.tensor=1")
+        return ShardedServer(
+            (self.divided or self.pool) if pool is None else pool,
+            self.mesh,
+            optimizer=self.optimizer,
+            seed=self.seed,
+            storage=storage,
+            frozen=self.frozen,
+        )
 
     def all_gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
         cut = self.cuts.of(key)

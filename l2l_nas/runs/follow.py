@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from l2l_nas.nas.strategies.machine_speed import MachineSpeed, measured
-from l2l_nas.runs.build import keep_in_files, see_folder, set_threads
+from l2l_nas.compress.blockwise import STRATEGIES
+from l2l_nas.nas.strategies.default import build_phases
+from l2l_nas.runs.build import keep_in_files, see_folder
+from l2l_nas.runs.numbers import budget_of
 from l2l_nas.runs.parts import Parts, build_parts, evaluator_of
 from l2l_nas.runs.progress import StopSignals
 from l2l_nas.runs.ranks import RunRanks
-from l2l_nas.runs.search_parts import full_budget, speed_context
+from l2l_nas.runs.search_parts import full_budget
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.train import training_steps
 from l2l_nas.space.architecture import Architecture
@@ -79,7 +81,6 @@ class FollowedRun:
         actions: dict[str, Callable[..., Any]] = {
             "build": self._build,
             "begin": self._begin,
-            "measure speed": self._measure,
             "see a folder": see_folder,
             "keep states in files": self._keep_in_files,
         }
@@ -92,29 +93,29 @@ class FollowedRun:
         assert self._parts is not None
         return self._parts.problem
 
+    @property
+    def _follower(self) -> Follower:
+        return self._ranks.lead  # type: ignore[return-value]
+
     def _build(self, conf: SearchConf | RetrainConf) -> Parts:
         self._parts = parts = build_parts(replace(conf, objects=self._objects), self._ranks)
         self._opened.callback(self.problem.data.close)
+        if isinstance(parts.conf, SearchConf):  # what rank 0 measures a speed with, and whose work it may name
+            build_phases(parts.conf.chosen("strategy"), STRATEGIES)
+            self._follower.actions.update(evaluator_of(parts, budget_of(parts.conf), self._follower).actions())
         return parts
 
     def _begin(self, conf: SearchConf | RetrainConf, architecture: Architecture | None = None) -> None:
         """Know what rank 0 will ask for, when all numbers are decided."""
         assert self._parts is not None
         parts = self._parts = replace(self._parts, conf=replace(conf, objects=self._objects))
-        follower: Follower = self._ranks.lead  # type: ignore[assignment]
+        follower = self._follower
         follower.actions.update(SharedWeights(parts.server, follower).actions())
         if isinstance(parts.conf, SearchConf):
             follower.actions.update(evaluator_of(parts, full_budget(parts.conf), follower).actions())
         else:
             assert architecture is not None
             follower.actions.update(training_steps(parts, architecture, follower).actions())
-
-    def _measure(self, path_at: Callable[[int], Architecture], clock: Callable[[], float]) -> MachineSpeed:
-        assert self._parts is not None
-        try:
-            return measured(speed_context(self._parts, path_at, clock))
-        finally:
-            set_threads(self._parts.conf.relay.threads, self._parts.relay)
 
     def _keep_in_files(self, folder: Path) -> None:
         assert self._parts is not None

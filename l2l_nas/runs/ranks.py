@@ -120,7 +120,6 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "relay.storage": (("ram", "file"), "each of several ranks keeps its part of the states in memory or in files"),
     "search.workers": ((1,), "several ranks do each trial together"),
     "executor.name": (("inline",), "several ranks do each trial together"),
-    "strategy.name": (("default", "random_search"), "its phases do not run on several ranks"),
 }
 
 

@@ -150,8 +150,6 @@ class SearchRun(Run):
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
             workers.counted = study.ledger.add
         return SearchContext(
-            relay=parts.relay,
-            trainer=parts.trainer,
             evaluator=parts.evaluator,
             weights=parts.weights,
             budget=parts.budget,

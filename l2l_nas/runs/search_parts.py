@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -224,44 +224,25 @@ def _hardware(conf: SearchConf) -> Hardware | None:
 def _speed(parts: Parts, phases: Sequence[Phase], paths: PathSampler, lead: Lead) -> MachineSpeed:
     """How fast this machine is, with as many threads as each worker will have."""
     began = time.perf_counter()
+    conf = parts.conf
+    assert isinstance(conf, SearchConf)
     original = parts.problem.pool.original if any(isinstance(one, DistilBlocks) for one in phases) else None
     path_at = paths.path_at if original is None else lambda step: original
-    context = speed_context(parts, path_at)
+    seconds = _MEASURING * parse_time(conf.search.time)
+    evaluator = evaluator_of(parts, budget_of(conf), lead)
+    context = SpeedContext(evaluator, path_at, conf.search.workers, seconds, conf.seed)
     try:
+        set_threads(conf.relay.threads, parts.relay, workers=conf.search.workers)  # as many as a worker will have
         for phase in phases:
             with of_user(phase, "phase"):
-                context = replace(context, trainer=phase.trainer(context.trainer))
-        speed = lead.do(
-            "measure speed",
-            (path_at, time.perf_counter),
-            lambda path_at, clock: measured(replace(context, path_at=path_at, clock=clock)),
-        )
+                phase.teach(evaluator)
+        speed = measured(context)
         for phase in phases:
             with of_user(phase, "phase"):
                 speed = phase.speed(speed, context)
         return replace(speed, fixed=speed.fixed + time.perf_counter() - began)
     finally:
-        set_threads(parts.conf.relay.threads, parts.relay)
-
-
-def speed_context(
-    parts: Parts, path_at: Callable[[int], Architecture], clock: Callable[[], float] = time.perf_counter
-) -> SpeedContext:
-    """What the speed of a machine is measured with, on as many threads as a worker has from now on."""
-    conf = parts.conf
-    assert isinstance(conf, SearchConf)
-    set_threads(conf.relay.threads, parts.relay, workers=conf.search.workers)
-    return SpeedContext(
-        trainer=parts.trainer,
-        relay=parts.relay,
-        path_at=path_at,
-        validation=parts.problem.data.validation,
-        budget=budget_of(conf),
-        workers=conf.search.workers,
-        seconds=_MEASURING * parse_time(conf.search.time),
-        seed=conf.seed,
-        clock=clock,
-    )
+        set_threads(conf.relay.threads, parts.relay)
 
 
 def _limits(section: Mapping[str, object], costs: Costs) -> list[Limit]:

@@ -211,6 +211,7 @@ SEARCH = (
 )  # fmt: skip
 
 
+FORK = "search.trial_weights=fork"
 _OWN = ("device_bytes", "latency_ms")
 
 
@@ -243,6 +244,55 @@ def test_two_ranks_search_to_the_bits_of_one_process(kind):
     trials = [len(Path(name, "study.log").read_text().splitlines()) for name in ("one", "two")]
     assert trials[0] == trials[1]
     assert Path("two/report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lora", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_two_ranks_take_a_network_apart_to_the_bits_of_one_process(lora):
+    """Begun on two ranks, which are killed among its blocks; and in one process."""
+    strategy = ("strategy=blockwise", "strategy.teacher=0", "strategy.samples=24", f"strategy.lora={lora}")
+    words = [*SEARCH, FORK, *strategy, "strategy.steps=3", "search.steps_per_trial=0", "search.checkpoint_seconds=0"]
+    words += ["train.micro_batch=2"]  # so that there is something to sum in another order
+    alone(*words, "parallel.chunks=2", "folder=one")
+    Path("mine.py").write_text(
+        "import os, signal\nimport l2l_nas\n"
+        "class Killed(l2l_nas.Callback):\n"
+        "    def phase(self, name, *, total, done):\n        self.name = name\n"
+        "    def advance(self, done, *, detail=''):\n"
+        "        if self.name == 'blocks' and done == 9:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code, _, _ = Launched(*words, "callbacks=[mine.py:Killed]", "folder=two").ended()
+    assert code != 0
+    out = together("search", "space.pool=tiny.py:build", "resume=two", "callbacks=[]")
+    assert "2 ranks share each step" in out
+    assert of_any_ranks(result("two")) == of_any_ranks(result("one"))
+    assert any(one["error"] for one in result("two")["blocks"].values())
+    for place in ("weights", "best"):
+        assert weights(f"two/{place}") == weights(f"one/{place}")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_ranks_do_the_work_of_a_phase_of_the_user_s_own():
+    Path("phases.py").write_text(
+        "import l2l_nas\n"
+        "from l2l_nas.nas.strategies.random_search import RandomSearch\n"
+        "def updates(evaluator, key):\n    return evaluator.server.state(key).visits\n"
+        "class Mine(l2l_nas.Phase):\n"
+        "    def run(self, search):\n"
+        "        path = search.paths.path_at(0)\n"
+        "        search.evaluator.train(lambda step: path, start=0, steps=3, learning_rate=0.1, total=3)\n"
+        "        self.found = search.evaluator.do(updates, search.pool.path(path)[0].key)\n"
+        "    def results(self, search):\n        return {'updates': self.found}\n"
+        "def phases():\n    return [Mine(), l2l_nas.Trials(), l2l_nas.Finalists(), RandomSearch()]\n"
+    )
+    words = [*SEARCH, "strategy=phases.py:phases", "search.trial_weights=shared", "search.finalists=0"]
+    alone(*words, "parallel.chunks=2", "folder=one")
+    together(*words, "folder=two")
+    assert result("two")["updates"] == 3
+    assert of_any_ranks(result("two")) == of_any_ranks(result("one"))
 
 
 @pytest.mark.long
@@ -319,7 +369,12 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
     ("words", "said"),
     [
         (["search.workers=2"], "search.workers=2: several ranks do each trial together; leave it out"),
-        (["strategy=blockwise"], "strategy=blockwise: its phases do not run on several ranks"),
+        (["strategy=blockwise", FORK], "strategy.teacher=0.5: several ranks cannot ask the original for its outputs"),
+        (
+            ["strategy=blockwise", "strategy.teacher=0", "strategy.scores=divergence", FORK],
+            "strategy.scores=divergence: several ranks cannot ask the original for its outputs; use scores=exchange",
+        ),
+        (["strategy=blockwise", "strategy.teacher=0", "parallel.tensor=2", FORK], "have parallel.tensor=1"),
         (["relay.storage=tiny.py:build"], "relay.storage=tiny.py:build: each of several ranks keeps its part"),
     ],
 )

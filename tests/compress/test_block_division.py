@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import torch
 import yaml
@@ -93,9 +91,11 @@ def test_passes_count_what_networks_do_not_share():
 class Recorded:
     """Blocks that take a known time, by a clock of their own."""
 
-    def __init__(self, pool, monkeypatch):
+    def __init__(self, pool):
         self.server, self.done, self.now = type("Server", (), {"pool": pool}), [], 0.0
-        monkeypatch.setattr("l2l_nas.compress.block_speed.time", types.SimpleNamespace(perf_counter=lambda: self.now))
+
+    def clock(self):
+        return self.now
 
     def run(self, inputs, *, after_step):
         for position in self.server.pool.positions:
@@ -108,19 +108,19 @@ class Recorded:
                 yield self.done[-1], 0.0
 
 
-def test_blocks_of_each_kind_are_measured_once(monkeypatch):
-    recorded = Recorded(chain(), monkeypatch)
-    fixed, step = block_seconds(recorded, (torch.zeros(1, 4),), seconds=60.0)
+def test_blocks_of_each_kind_are_measured_once():
+    recorded = Recorded(chain())
+    fixed, step = block_seconds(recorded, (torch.zeros(1, 4),), seconds=60.0, clock=recorded.clock)
     assert recorded.done == ["p0/whole", "p0/other", "p0/skip"]
     assert (fixed, step) == (4 * 3.0, 4 * 2.0)
 
 
-def test_kinds_that_were_not_seen_in_time_count_as_others_do(monkeypatch):
+def test_kinds_that_were_not_seen_in_time_count_as_others_do():
     blocks = [[Candidate("whole", lambda: nn.Linear(4, 4)), Candidate("other", lambda n=n: nn.Sequential(
         nn.Linear(4, n), nn.Linear(n, 4)))] for n in range(1, 5)]  # fmt: skip
     pool = LayerPool([Position(f"p{i}", some) for i, some in enumerate(blocks)], inputs=TensorSpec((4,)))
-    recorded = Recorded(pool, monkeypatch)
-    fixed, step = block_seconds(recorded, (torch.zeros(1, 4),), seconds=10.0)
+    recorded = Recorded(pool)
+    fixed, step = block_seconds(recorded, (torch.zeros(1, 4),), seconds=10.0, clock=recorded.clock)
     assert len(recorded.done) == 4
     assert (fixed, step) == (4 * 2.0, 4 * 2.0)
 

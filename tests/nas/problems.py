@@ -182,8 +182,6 @@ def search_on(
     evaluator = Evaluator(relay, trainer, validation=split.validation, budget=spend, test=split.test)
     paths = paths or UniformPaths(pool, seed=0, constraints=unmeasured((NonEmpty(pool), *constraints)))
     context = SearchContext(
-        relay=relay,
-        trainer=trainer,
         evaluator=evaluator,
         weights=SharedWeights(server),
         budget=spend,

@@ -34,8 +34,9 @@ def test_a_time_is_divided_among_what_the_phases_do():
 def test_what_the_measurement_takes_is_taken_off(monkeypatch):
     monkeypatch.setattr(search_parts, "measured", lambda context: SPEED)
     monkeypatch.setattr(search_parts, "set_threads", lambda *args, **more: None)
+    monkeypatch.setattr(search_parts, "evaluator_of", lambda *args: None)
     conf = changed(SearchConf(), {"search.time": "60s"})
-    parts = SimpleNamespace(conf=conf, problem=problem(), trainer=None, relay=None)
+    parts = SimpleNamespace(conf=conf, problem=problem(), relay=None)
     began = time.perf_counter()
     speed = search_parts._speed(parts, (), SimpleNamespace(path_at=None), Solo())
     assert SPEED.fixed < speed.fixed <= SPEED.fixed + time.perf_counter() - began

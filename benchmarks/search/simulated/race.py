@@ -80,8 +80,6 @@ def race(landscape: Landscape, numbers: Division, *, seed: int) -> tuple[Genotyp
     trainer = Trainer(relay, Classification(), Batches(data.train, batch_size=1, seed=0), 1)
     executor = LandscapeExecutor(landscape, server)
     context = SearchContext(
-        relay=relay,
-        trainer=trainer,
         evaluator=Evaluator(relay, trainer, validation=data.validation, budget=budget),
         weights=SharedWeights(server),
         budget=budget,

@@ -1,5 +1,8 @@
 """The evaluator: trains and scores segments of networks on one relay.
 
+[Note: work] A phase runs on one process, and what it has done by all that share the weights goes through its evaluator:
+to train, to score, or work of its own, `work(evaluator, ...)`. Whoever follows does it on an evaluator like this one.
+
 [Note: back to the pool] Whatever becomes of a network on weights of its own, the relay serves the shared weights again
 before anything else happens, and nothing of the copy is left.
 """
@@ -10,9 +13,9 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,18 +26,17 @@ from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, Spa
 from l2l_nas.nas.evaluation.provenance import WeightProvenance
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.fit import Trainer, tested
 from l2l_nas.training.lead import Lead, Solo
-from l2l_nas.training.metrics import measured
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
-from l2l_nas.training.teach import Divergence, TaughtSamples, Teacher
+
+Result = TypeVar("Result")
+Runs = Callable[[Segment, AfterStep, ParamServer | None], SegmentResult]
 
 _OF_A_STEP = 1 / 3  # a forward pass: the backward one is twice that
 _SAMPLE = 1024  # samples that a trial is scored on at its rungs
@@ -51,6 +53,9 @@ class Evaluator:
         scorer: scores networks with standard errors; the trainer, unless its executor computes in low precision.
         test: what finalists are measured on besides, once each; nothing depends on what comes of it.
         lead: who does the work.
+
+    Attributes:
+        batches: of the training part, with the problem's own targets.
     """
 
     def __init__(
@@ -65,28 +70,55 @@ class Evaluator:
         lead: Lead | None = None,
     ) -> None:
         self._lead: Lead = lead or Solo()
-        self._relay = relay
+        self.relay = relay
         self._pool = relay.pool
-        self._server = relay.server
-        self._trainer = trainer
+        self.server = relay.server
+        self.trainer = trainer
+        self.batches = trainer.batches
         self._scorer = scorer or trainer
-        self._validation = validation
+        self.validation = validation
         self._test = test
-        self._sample = sample_of(validation, seed=self._server.seed)
-        self._budget = budget
+        self._sample = sample_of(validation, seed=self.server.seed)
+        self.budget = budget
+        self._runs: Runs = self.run_here
+        self._runs_apart = False
         self._provenance = WeightProvenance()
         # what `score_all` gave, by architecture and checksums of its weights
         self._known: dict[tuple[Architecture, str], Score] = {}
 
+    def do(self, work: Callable[..., Result], *args: Any) -> Result:
+        """Have all that share the weights do work of a phase's own; see [Note: work].
+
+        Args:
+            work: called as `work(evaluator, *args)`. Ranks get it by its name: a function of a module, a `partial` of
+                one, or an object of a module's class.
+            args: plain data, and functions that this process alone calls; see `Lead.do`.
+
+        Raises:
+            Exception: what the work raises.
+        """
+        return self._lead.do("work", (_Sent(work), *args), self._do)
+
+    def _do(self, sent: _Sent, *args: Any) -> Any:
+        return sent.work(self, *args)
+
+    def run_with(self, runs: Runs) -> None:
+        """Have segments done otherwise from now on, on weights that are none of the shared ones.
+
+        Args:
+            runs: takes what `run_here` does.
+        """
+        self._runs, self._runs_apart = runs, True
+
     def learn_from(self, trainer: Trainer) -> None:
         """Train with another trainer of the same relay from now on."""
-        if self._scorer is self._trainer:
+        if self._scorer is self.trainer:
             self._scorer = trainer
-        self._trainer = trainer
+        self.trainer = trainer
 
     def count_with(self, counted: Callable[[float], None]) -> None:
         """Have steps that are done counted; see [Note: a step] in `ledger.py`."""
-        self.learn_from(replace(self._trainer, counted=counted))
+        self.learn_from(replace(self.trainer, counted=counted))
 
     @cached_property
     def _work(self) -> ForwardWork:
@@ -94,18 +126,8 @@ class Evaluator:
 
     def _count_scores(self, architectures: Sequence[Architecture]) -> None:
         """Of networks that were not trained for it: see [Note: a step] in `ledger.py`."""
-        mini_batches = len(self._validation) / self._trainer.batches.batch_size
-        self._trainer.counted(_OF_A_STEP * mini_batches * self._work.passes(architectures))
-
-    def compared_with(self, teacher: Teacher) -> Evaluator:
-        """Scores the same networks on the same samples by their `Divergence` from a teacher's logits; trains nothing.
-
-        Raises:
-            DataError: the task has no classes.
-        """
-        trainer = replace(self._trainer, task=measured(Divergence(self._trainer.task)))
-        samples = TaughtSamples(self._validation, teacher, sample_bytes=bytes_of(check_shapes(self._pool).outputs))
-        return Evaluator(self._relay, trainer, validation=samples, budget=self._budget)
+        mini_batches = len(self.validation) / self.trainer.batches.batch_size
+        self.trainer.counted(_OF_A_STEP * mini_batches * self._work.passes(architectures))
 
     def train(
         self,
@@ -135,11 +157,11 @@ class Evaluator:
 
         def here(_: object, path_at: Callable[[int], Architecture], after_step: Callable[[int, float], None]) -> None:
             try:
-                self._trainer.fit(
+                self.trainer.fit(
                     path_at,
                     start=start,
                     steps=steps,
-                    schedule=self._budget.schedule(learning_rate, total),
+                    schedule=self.budget.schedule(learning_rate, total),
                     offset=offset,
                     after_step=after_step,
                 )
@@ -158,22 +180,24 @@ class Evaluator:
             "score together": self.run_together,
             "score all": self.score_all,
             "score": self.score,
+            "work": self._do,
             "train shared weights": lambda numbers, path_at, after: self.train(path_at, after_step=after, **numbers),
         }
 
     def on(self, relay: Relay) -> Evaluator:
         """The same on another relay, of a pool of the same architectures."""
-        trainer = scorer = replace(self._trainer, executor=relay)
-        if self._scorer is not self._trainer:  # in fp32
+        trainer = scorer = replace(self.trainer, executor=relay)
+        if self._scorer is not self.trainer:  # in fp32
             plain = Relay(relay.server, device=str(relay.device.torch_device), seed=relay.seed)
             scorer = replace(self._scorer, executor=plain)
         return Evaluator(
             relay,
             trainer,
-            validation=self._validation,
-            budget=self._budget,
+            validation=self.validation,
+            budget=self.budget,
             scorer=scorer,
             test=self._test,
+            lead=self._lead,
         )
 
     def run(
@@ -195,7 +219,8 @@ class Evaluator:
             Exception: anything that is not the architecture's fault; see `failure_of`.
         """
         given = segment.server or start
-        is_own = segment.weights != "shared" if given is None else given is not self._server
+        is_own = segment.weights != "shared" if given is None else given is not self.server
+        is_own |= self._runs_apart
 
         def done(loss: float) -> None:
             if after_step is not None:
@@ -204,14 +229,15 @@ class Evaluator:
                 poll()
 
         def here(segment: Segment, done: AfterStep) -> SegmentResult:
-            return self._run(segment, done, start=start)
+            return self._runs(segment, done, start)
 
         return self._lead.do("train and score", (segment, done), here)
 
-    def _run(self, segment: Segment, after_step: AfterStep, *, start: ParamServer | None = None) -> SegmentResult:
+    def run_here(self, segment: Segment, after_step: AfterStep, start: ParamServer | None = None) -> SegmentResult:
+        """This process's part of `run`."""
         started = time.monotonic()
-        server = segment.server or start or START_WEIGHTS[segment.weights](self._server, segment.architecture)
-        is_own = server is not self._server
+        server = segment.server or start or START_WEIGHTS[segment.weights](self.server, segment.architecture)
+        is_own = server is not self.server
         again = segment.done if is_own and segment.server is None else 0
         steps, first = 0, segment.start - segment.done
         rungs: dict[str, Mapping[str, float]] = {}
@@ -225,15 +251,15 @@ class Evaluator:
 
         try:
             if is_own:
-                self._relay.use(server)
+                self.relay.use(server)
             begin = segment.start - again
             is_trial = segment.scored_on in (ScoredOn.SAMPLE, ScoredOn.VALIDATION)
             for done in (segment.done + segment.steps,) if is_trial else segment.score_steps:
-                self._trainer.fit(
+                self.trainer.fit(
                     lambda _: segment.architecture,
                     start=begin,
                     steps=first + done - begin,
-                    schedule=self._budget.schedule(segment.learning_rate, segment.total or segment.steps),
+                    schedule=self.budget.schedule(segment.learning_rate, segment.total or segment.steps),
                     offset=first,
                     after_step=count,
                 )
@@ -256,7 +282,7 @@ class Evaluator:
             L2LError: shared weights were trained, and parts of them may differ between ranks: one rank alone failed,
                 or updates were under way that do not wait for a check.
         """
-        is_eager = self._relay.update is UpdatePolicy.EAGER
+        is_eager = self.relay.update is UpdatePolicy.EAGER
         found, is_alike = self._lead.failure(error, self._use_pool, may_differ=is_eager)
         if not is_own and not is_alike:
             text = f"{found}; shared weights are as they were saved last: go on with: resume=FOLDER"
@@ -271,8 +297,8 @@ class Evaluator:
         has_buffers = any(server.layout(key).buffers for key in states)
         self._scorer.executor.use(server.fork(states) if has_buffers else server)
         self._scorer.recalibrate(architecture)
-        values = self._scorer.evaluate(architecture, self._validation)
-        self._relay.use(server)
+        values = self._scorer.evaluate(architecture, self.validation)
+        self.relay.use(server)
         return _finite(values, step=step)
 
     def _scored(self, segment: Segment, server: ParamServer, rungs: Mapping[str, Mapping[str, float]]) -> SegmentResult:
@@ -291,12 +317,12 @@ class Evaluator:
                 known = self._known.get((architecture, str(provenance["crc32"])))
                 if not segment.steps and known is None:
                     self._count_scores([architecture])
-                scores = {"validation": known or self._score(server, architecture, self._validation)}
+                scores = {"validation": known or self._score(server, architecture, self.validation)}
             case _:
-                if self._scorer is not self._trainer:
+                if self._scorer is not self.trainer:
                     self._scorer.executor.use(server)
                 self._scorer.recalibrate(architecture)
-                scores = {"validation": self._scorer.score(architecture, self._validation)}
+                scores = {"validation": self._scorer.score(architecture, self.validation)}
         values = _finite(scores["validation"].values, step=end)
         if segment.scored_on is ScoredOn.TEST and self._test is not None:
             scores["test"] = tested(self._scorer, architecture, self._test)
@@ -314,11 +340,11 @@ class Evaluator:
     def _run_together(self, segments: Sequence[Segment]) -> list[SegmentResult]:
         started = time.monotonic()
         try:
-            entries = [self._provenance.entry(one.weights, self._server, one.architecture) for one in segments]
+            entries = [self._provenance.entry(one.weights, self.server, one.architecture) for one in segments]
             keys = [(one.architecture, str(entry["crc32"])) for one, entry in zip(segments, entries, strict=True)]
             new = [key for key in keys if key not in self._known]
-            architectures, most = [architecture for architecture, _ in new], self._budget.population_bytes
-            scored = self._trainer.score_population(architectures, self._validation, max_bytes=most) if new else []
+            architectures, most = [architecture for architecture, _ in new], self.budget.population_bytes
+            scored = self.trainer.score_population(architectures, self.validation, max_bytes=most) if new else []
             self._count_scores(architectures)
             scores = {**self._known, **dict(zip(new, scored, strict=True))}
             self._lead.done()
@@ -331,7 +357,7 @@ class Evaluator:
         results = []
         for key, entry in zip(keys, entries, strict=True):
             try:
-                _finite(scores[key].values, step=self._budget.warmup_steps)
+                _finite(scores[key].values, step=self.budget.warmup_steps)
             except MetricError as error:
                 results.append(SegmentResult(error=error, seconds=seconds))
             else:
@@ -348,7 +374,7 @@ class Evaluator:
     def _score_all(self, architectures: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
         segments = [Segment("", one, "shared", 0, 0, 0.0) for one in architectures]
         results = self._run_together(segments)
-        has_buffers = any(self._server.layout(key).buffers for key in self._pool.states)
+        has_buffers = any(self.server.layout(key).buffers for key in self._pool.states)
         for one, result in zip(architectures, results, strict=True):
             if result.error is None and not has_buffers:
                 self._known[one, str(result.provenance["crc32"])] = result.scores["validation"]
@@ -365,7 +391,7 @@ class Evaluator:
     def _score_shared(self, architecture: Architecture) -> dict[str, float]:
         try:
             self._count_scores([architecture])
-            return dict(_finite(self._score(self._server, architecture, self._validation).values, step=0))
+            return dict(_finite(self._score(self.server, architecture, self.validation).values, step=0))
         finally:
             self._use_pool()
 
@@ -375,23 +401,30 @@ class Evaluator:
         Where the weights are shared, or training goes on with them, that is on a copy, and the relay may keep it.
         """
         states = path_states(self._pool, architecture)
-        if (goes_on or server is self._server) and any(server.layout(key).buffers for key in states):
-            self._relay.use(server.fork(states))
-        elif server is not self._relay.server:
-            self._relay.use(server)
-        self._trainer.recalibrate(architecture)
-        return self._trainer.score_population([architecture], data)[0]
+        if (goes_on or server is self.server) and any(server.layout(key).buffers for key in states):
+            self.relay.use(server.fork(states))
+        elif server is not self.relay.server:
+            self.relay.use(server)
+        self.trainer.recalibrate(architecture)
+        return self.trainer.score_population([architecture], data)[0]
 
     def _use_pool(self) -> None:
         """See [Note: back to the pool]."""
         try:
-            self._relay.use(self._server)
+            self.relay.use(self.server)
         except Exception as error:  # an update that was under way
             if not (isinstance(error, RankError) and error.goes_on):
                 failure_of(error)
-            if self._relay.server is self._server:
+            if self.relay.server is self.server:
                 raise
-            self._relay.use(self._server)
+            self.relay.use(self.server)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Work as ranks get it: a function that stood alone among the arguments would be called by the first one alone."""
+
+    work: Callable[..., Any]
 
 
 def sample_of(split: Samples, *, seed: int) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from l2l_nas.cost.table import Costs, in_order, unmeasured
@@ -25,12 +25,10 @@ from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.nas.strategies.sizes import Size
 from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.study import Study
-from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler, UniformPaths
-from l2l_nas.training.fit import Trainer
 from l2l_nas.training.weights import SharedWeights
 
 _DRAWS = 1000
@@ -51,11 +49,9 @@ class SearchContext:
     """The parts of a search, and what its phases have done so far.
 
     Args:
-        relay: with the shared weights.
-        trainer: `fit(path_at, start=, steps=, schedule=)` trains the shared weights; `path_at(step)` is the
-            architecture of a step.
-        evaluator: on both; scores architectures in this process. `score(architecture)` and `score_all(architectures)`
-            are metrics of the validation part with the shared weights.
+        evaluator: does what takes the weights. `train(path_at, start=, steps=, learning_rate=, total=)` trains the
+            shared ones, of which `path_at(step)` is the architecture of a step. `score(architecture)` and
+            `score_all(architectures)` are metrics of the validation part with them. `do(work)` is for all else.
         weights: saves and loads them.
         budget: numbers of the search, such as `budget.trials`.
         goals: the objectives, each with `name` and `maximize`.
@@ -91,8 +87,6 @@ class SearchContext:
         over: those that are done in this session. The search sets them.
     """
 
-    relay: Relay
-    trainer: Trainer
     evaluator: Evaluator
     weights: SharedWeights
     budget: Budget
@@ -126,8 +120,7 @@ class SearchContext:
     over: list[StatefulPhase] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.server = self.relay.server  # the relay itself may be at a copy
-        self.trainer = replace(self.trainer, counted=self.ledger.add)
+        self.server = self.evaluator.server
         self.evaluator.count_with(self.ledger.add)
         self.constraints = in_order((NonEmpty(self.pool), *self.constraints))
         self.coverage = Coverage(self.pool)
@@ -140,13 +133,13 @@ class SearchContext:
     @property
     def pool(self) -> LayerPool:
         """The space."""
-        return self.relay.server.whole_pool
+        return self.server.whole_pool
 
     @property
     def ledger(self) -> Ledger:
         """What the search has spent.
 
-        What `trainer`, `evaluator` and `executor` do is counted; `ledger.add(steps)` counts what else a phase does.
+        What `evaluator` and `executor` do is counted; `ledger.add(steps)` counts what else a phase does.
         """
         return self.study.ledger
 

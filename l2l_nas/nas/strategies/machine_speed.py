@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from l2l_nas.nas.strategies.budget import Budget, Division
-from l2l_nas.relay.relay import Relay
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.strategies.budget import Division
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.samples import Samples
 from l2l_nas.training.schedule import Cosine
 
 # steps, of which the first are slow, and scores; fewer where they are slow
@@ -56,22 +55,16 @@ class SpeedContext:
     """What a speed is measured with.
 
     Args:
-        trainer: of the relay.
-        relay: with the shared weights, which stay as they are.
+        evaluator: with the shared weights, which stay as they are.
         path_at: the architecture of a step or a score.
-        validation: what networks are scored on.
-        budget: numbers that nobody said are small ones.
         workers: processes that will share trials and finalists.
         seconds: that steps, scores and blocks may take each, about, where they are slow.
         seed: of the search.
         clock: gives the time in seconds.
     """
 
-    trainer: Trainer
-    relay: Relay
+    evaluator: Evaluator
     path_at: Callable[[int], Architecture]
-    validation: Samples
-    budget: Budget
     workers: int = 1
     seconds: float = 1.0
     seed: int = 0
@@ -84,42 +77,50 @@ def measured(context: SpeedContext) -> MachineSpeed:
     Raises:
         L2LError: a network cannot be trained.
     """
-    relay, trainer = context.relay, context.trainer
-    shared = relay.server
-    try:
-        relay.use(shared.fork(()))
-        step = _step_seconds(context)
-        began, done = context.clock(), 0
-        while done < _SCORES:
-            path = context.path_at(done)
-            trainer.recalibrate(path)
-            trainer.evaluate(path, context.validation)
-            done += 1
-            if context.clock() - began > context.seconds:
-                break
-        score = (context.clock() - began) / done
-    finally:
-        relay.use(shared)
+    step, score = context.evaluator.do(_seconds, context.seconds, context.path_at, context.clock)
     return MachineSpeed(step, score + _PROPOSAL, context.workers)
 
 
-def _step_seconds(context: SpeedContext) -> float:
+def _seconds(
+    evaluator: Evaluator, seconds: float, path_at: Callable[[int], Architecture], clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Seconds of a step and of a score."""
+    relay, trainer = evaluator.relay, evaluator.trainer
+    try:
+        relay.use(evaluator.server.fork(()))
+        step = _step_seconds(trainer, seconds, path_at, clock)
+        began, done = clock(), 0
+        while done < _SCORES:
+            path = path_at(done)
+            trainer.recalibrate(path)
+            trainer.evaluate(path, evaluator.validation)
+            done += 1
+            if clock() - began > seconds:
+                break
+        return step, (clock() - began) / done
+    finally:
+        relay.use(evaluator.server)
+
+
+def _step_seconds(
+    trainer: Trainer, seconds: float, path_at: Callable[[int], Architecture], clock: Callable[[], float]
+) -> float:
     """Seconds of a training step; the first ones, which are slow, do not count."""
     times: list[float] = []
 
     def fit(steps: int) -> float:
-        context.trainer.fit(
-            context.path_at,
+        trainer.fit(
+            path_at,
             start=len(times),
             steps=steps,
             schedule=Cosine(1e-4, 2 * (_SLOW + _STEPS)),
-            after_step=lambda step, loss: times.append(context.clock()),
+            after_step=lambda step, loss: times.append(clock()),
         )
         return times[-1] - times[-2]
 
     last = fit(_LEAST_SLOW)
-    if last * (_SLOW - _LEAST_SLOW) <= context.seconds:
+    if last * (_SLOW - _LEAST_SLOW) <= seconds:
         last = fit(_SLOW - _LEAST_SLOW)
-    first, fitting = len(times), int(min(_STEPS, context.seconds / max(last, 1e-9)))
+    first, fitting = len(times), int(min(_STEPS, seconds / max(last, 1e-9)))
     fit(1 + max(_LEAST_STEPS, fitting))  # the first one has a start
     return statistics.fmean(later - earlier for earlier, later in itertools.pairwise(times[first:]))

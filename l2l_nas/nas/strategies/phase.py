@@ -1,8 +1,9 @@
 """A phase of a search; a strategy is a list of them.
 
 Derive from `Phase` and write `run`. A phase uses what `SearchContext` holds: it may train the shared weights with
-`trainer.fit`, score architectures with `evaluator.score`, make trials of architectures with `study.propose`, and leaves
-what it found there for the phases behind it. The phase that chooses what is returned sets `best`.
+`evaluator.train`, score architectures with `evaluator.score`, make trials of architectures with `study.propose`, and
+leaves what it found there for the phases behind it. The phase that chooses what is returned sets `best`. It runs on one
+process; what takes the weights is done by all that share them, and goes through `evaluator`.
 
     l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists(), RandomSearch()])
     python -m l2l_nas search strategy=mine.py:phases            # a function that returns such a list
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.eps.server import ParamServer
+    from l2l_nas.nas.evaluation.evaluator import Evaluator
     from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.nas.strategies.context import SearchContext
     from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
-    from l2l_nas.training.fit import Trainer
 
 
 class Phase:
@@ -41,13 +42,8 @@ class Phase:
             L2LError: it cannot be done.
         """
 
-    def trainer(self, trainer: Trainer) -> Trainer:
-        """What networks are trained with behind this phase.
-
-        Args:
-            trainer: before it.
-        """
-        return trainer
+    def teach(self, evaluator: Evaluator) -> None:
+        """Change what networks learn behind this phase; asked where a speed is measured, which it may change."""
 
     def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
         """How fast this machine is at a search with this phase; asked where a time is divided.

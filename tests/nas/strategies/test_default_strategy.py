@@ -88,8 +88,8 @@ def test_recalibrated_statistics_are_those_of_the_training_data(tmp_path):
     pool = pool_of("normed", depth=1)
     search, relay, _, _ = search_on(tmp_path, pool, spend=budget())
     path = pool.architecture(["linear", "normed", "linear"])
-    search.context.trainer.recalibrate(path, batches=3)
-    batches = [search.context.trainer.batches.at(step)[0][0] for step in range(3)]
+    search.context.evaluator.trainer.recalibrate(path, batches=3)
+    batches = [search.context.evaluator.batches.at(step)[0][0] for step in range(3)]
     stem, layer = relay.server.state("stem/linear").parameters(), relay.server.state("p0/normed")
     weights = layer.parameters()
     outputs = [

@@ -9,6 +9,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.strategies.budget import Division
 from l2l_nas.nas.strategies.division import described, division, fitted, in_trainings, parse_time
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext, measured
@@ -167,8 +168,8 @@ def test_measuring_leaves_no_trace(tmp_path):
     server = relay.server
     relay.drain()
     before = {key: (server.state(key).visits, server.state(key).weights.clone()) for key in server.visited}
-    context = SpeedContext(trainer, relay, paths.path_at, split.validation, budget(**SPEND), workers=2)
-    pace = measured(context)
+    evaluator = Evaluator(relay, trainer, validation=split.validation, budget=budget(**SPEND))
+    pace = measured(SpeedContext(evaluator, paths.path_at, workers=2))
     assert relay.server is server
     assert {key: server.state(key).visits for key in server.visited} == {key: n for key, (n, _) in before.items()}
     assert all((server.state(key).weights == weights).all() for key, (_, weights) in before.items())

@@ -142,7 +142,7 @@ def test_what_phases_of_the_users_own_train_and_score_counts(tmp_path, steps):
     class Mine(Phase):
         def run(self, search):
             path = search.paths.path_at(0)
-            search.trainer.fit(lambda step: path, start=100, steps=6, schedule=search.budget.schedule(0.01, 6))
+            search.evaluator.train(lambda step: path, start=100, steps=6, learning_rate=0.01, total=6)
             for _ in range(8):
                 search.evaluator.score(path)
 
