@@ -31,7 +31,7 @@ import torch
 from benchmarks.faults import damage, forks
 from benchmarks.options import at_least
 from l2l_nas import Data, plain_module
-from l2l_nas.compress.pool import PublishedPool, published_pool
+from l2l_nas.compress.pool import FamilyPool, published_pool
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
 from l2l_nas.files import check_yaml, write_json
@@ -126,7 +126,7 @@ _TOKENS = torch.arange(8)[None]
 
 def _model(name: str) -> torch.Tensor:
     pool = published_pool(name, length=8)
-    assert isinstance(pool, PublishedPool)
+    assert isinstance(pool, FamilyPool)
     outputs: torch.Tensor = plain_module(pool, pool.original)(_TOKENS)
     _use(pool.published.tokenizer())
     assert pool.published.beside is not None

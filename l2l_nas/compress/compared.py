@@ -27,7 +27,7 @@ TOLERANCE = 1e-3  # of the largest logit: sums in float32 in another order diffe
 _TOKENS = 48
 # larger models in float32 are not compared, nor those that take more than this share of the free memory
 _MOST_BYTES, _SHARE = 8 << 30, 0.5
-_OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 _TEXT = (
     'The 3 quick foxes aren\'t 2,015 m away:\n\n  na\u00efve \u6771\u4eac \u2013 they\tjump  again! x_y = {"a": [1]}'
 )
@@ -81,7 +81,7 @@ def _run(folder: Path, auto: str, tokens: Tensor) -> tuple[str, Tensor]:
     """The version of `transformers`, and its logits."""
     library = _library()
     # attention that is written out: the others leave out caps
-    how = {**_OFFLINE, "use_safetensors": True, "dtype": torch.float32, "attn_implementation": "eager"}
+    how = {**OFFLINE, "use_safetensors": True, "dtype": torch.float32, "attn_implementation": "eager"}
     try:
         with silence(), torch.no_grad():
             model = getattr(library, auto).from_pretrained(folder, **how).eval()
@@ -95,7 +95,7 @@ def compare_tokens(folder: Path, tokenizer: Tokenizer) -> str:
     library = _library()
     try:
         with silence():
-            made = library.AutoTokenizer.from_pretrained(folder, **_OFFLINE)
+            made = library.AutoTokenizer.from_pretrained(folder, **OFFLINE)
             theirs: list[int] = made(_TEXT, add_special_tokens=False)["input_ids"]
             whole: list[int] = made(_TEXT)["input_ids"]
             end, names = made.eos_token_id, made.convert_ids_to_tokens

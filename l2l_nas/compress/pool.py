@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from l2l_nas.compress.coded import CodedModel
@@ -22,11 +23,13 @@ from l2l_nas.compress.folder import Folder
 from l2l_nas.compress.found import FoundModel, found_model
 from l2l_nas.compress.gguf_out import GGUFModel
 from l2l_nas.compress.gguf_tokenizer import add_tokenizer
+from l2l_nas.compress.library import LibraryFiles, LibraryModel, told_of
 from l2l_nas.compress.model_card import LICENCES, model_card
-from l2l_nas.errors import SpaceError
+from l2l_nas.compress.rows import FAMILIES
+from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
 from l2l_nas.relay.interface import Batch
-from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
+from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.export import first_module
@@ -68,9 +71,74 @@ class PublishedPool(LayerPool):
 
     tokenizer: Tokenizer | None = None  # what its networks are trained with; None: the model's own
 
-    def __init__(self, positions: Sequence[Position], published: Folder, family: Family, *, length: int) -> None:
-        super().__init__(positions, inputs=family.inputs(length))
+    def __init__(self, positions: Sequence[Position], published: Folder, *, inputs: Mapping[str, TensorSpec]) -> None:
+        super().__init__(positions, inputs=inputs)
         self.published = published
+
+    def compare(self) -> str:
+        """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
+
+        Raises:
+            StorageError: logits or tokens differ.
+        """
+        raise NotImplementedError
+
+    def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
+        """See `training.published_format.Publishable`."""
+        raise NotImplementedError
+
+    def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
+        """See `training.published_format.Publishable`."""
+        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why)
+
+    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
+        """See `training.published_format.Publishable`."""
+        raise ExportError(f"no GGUF file is written of a {self.published.config['model_type']} model")
+
+    def read_gguf(self, source: ExportSource, path: Path) -> Call:
+        """See `training.published_format.Publishable`."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> Mapping[str, Any]:
+        """Fields of the config that follow from the tokenizer, where it is another one than the model's."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return {}
+        ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
+        return {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """See `training.published_format.Publishable`."""
+        if self.tokenizer is None:
+            return self.published.beside
+        texts = {name: text.encode() for name, text in self.tokenizer.texts.items()}
+        return {name: text for name, text in self.published.beside.items() if LICENCES.match(name)} | texts
+
+
+class LibraryPool(PublishedPool):
+    """A pool of `transformers`' own modules; see `library.py`."""
+
+    def __init__(self, library: LibraryModel, published: Folder, *, length: int, skips: bool) -> None:
+        found = library.pool(length=length, skips=skips)
+        super().__init__(found.positions, published, inputs={"input_ids": TensorSpec((length,), torch.int64)})
+        self.library = library
+
+    def hugging_face(self, source: ExportSource) -> LibraryFiles:
+        """See `training.published_format.Publishable`."""
+        return LibraryFiles(self.library, source, tokens=self.tokens)
+
+    def compare(self) -> str:
+        """See `PublishedPool`; the modules are the very ones."""
+        return told_of(self.library, self.published.tokenizer() if self.tokenizer is None else None)
+
+
+class FamilyPool(PublishedPool):
+    """A pool of our layers, of a family that a row describes, or of a network that was found before."""
+
+    def __init__(self, positions: Sequence[Position], published: Folder, family: Family, *, length: int) -> None:
+        super().__init__(positions, published, inputs=family.inputs(length))
         self.family = family
 
     def hugging_face(self, source: ExportSource) -> FoundModel | CodedModel:
@@ -81,10 +149,6 @@ class PublishedPool(LayerPool):
             is_coded = self._config.get("model_type") == CODED
             why = "the model that it was found in has its own code" if is_coded else str(error)
             return CodedModel(source, self._config, self.family, why=why)
-
-    def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
-        """See `training.published_format.Publishable`."""
-        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why)
 
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """See `training.published_format.Publishable`."""
@@ -100,11 +164,7 @@ class PublishedPool(LayerPool):
         return module_call(network)
 
     def compare(self) -> str:
-        """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
-
-        Raises:
-            StorageError: logits or tokens differ.
-        """
+        """See `PublishedPool`."""
         try:
             found = [compare_logits(self.published.path, self.family, self.published.config, self._logits)]
             if self.tokenizer is None:
@@ -126,25 +186,27 @@ class PublishedPool(LayerPool):
 
     @property
     def _config(self) -> Mapping[str, Any]:
-        config, tokenizer = self.published.config, self.tokenizer
-        if tokenizer is None:
-            return config
-        ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
-        own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
-        return {**config, **own}
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        """See `training.published_format.Publishable`."""
-        if self.tokenizer is None:
-            return self.published.beside
-        texts = {name: text.encode() for name, text in self.tokenizer.texts.items()}
-        return {name: text for name, text in self.published.beside.items() if LICENCES.match(name)} | texts
+        return {**self.published.config, **self.tokens}
 
 
 def is_published(name: str) -> bool:
     """Whether a pool's name is that of a published model."""
     return name.startswith(_KIND)
+
+
+def vocabulary_of(published: Folder) -> int:
+    """How many tokens a model has."""
+    if has_family(published.config):
+        return model_of(published.config).vocabulary
+    count = published.config.get("vocab_size")
+    if type(count) is not int or count < 1:
+        raise StorageError(f"{published.path}: its config.json has no vocab_size")
+    return count
+
+
+def has_family(config: Mapping[str, Any]) -> bool:
+    """Whether a row describes the model, or its config its layers; `transformers` makes all others."""
+    return config["model_type"] in (*FAMILIES, CODED)
 
 
 def open_published(name: str) -> Folder:
@@ -164,13 +226,16 @@ def published_pool(
     ranks: Sequence[float] = (),
     windows: Sequence[int] = (),
     linear: Sequence[float] = (),
-) -> LayerPool:
+) -> PublishedPool:
     """A published model's layers, and smaller ones beside them that `strategy=blockwise` teaches to stand in for them.
+
+    A model of a type that no row describes is made by `transformers`: its blocks may be left out, and have no others
+    beside them.
 
     Args:
         name: `hf:FOLDER`.
         length: of sequences; the model's longest, at most 1,024, by default.
-        skips: whether attention and feed-forward sub-layers may be left out.
+        skips: whether attention and feed-forward sub-layers, or whole blocks, may be left out.
         widths: of narrower feed-forward networks, as shares of the model's: the units that cost most to remove.
         heads: of queries, of attention that keeps all keys and values; where each head has its own, these go along.
         groups: of attention that keeps only so many heads of keys and values, and their queries.
@@ -182,9 +247,21 @@ def published_pool(
 
     Raises:
         StorageError: the files are missing, damaged, or not those of their config.
-        SpaceError: an unknown family; a candidate that no layer can have.
+        SettingError: `transformers` is needed, and missing.
+        SpaceError: a candidate that no layer can have, or a model that cannot be taken apart.
     """
     published = open_published(name)
+    if not has_family(published.config):
+        asked = {"widths": widths, "heads": heads, "groups": groups, "key_value": key_value}
+        asked |= {"ranks": ranks, "windows": windows, "linear": linear}
+        for setting in (name for name, values in asked.items() if values):
+            raise SpaceError(
+                f"{setting}: a {published.config['model_type']} model has no smaller layers, and its blocks may be "
+                f"left out alone; write space.args.{setting}=[]"
+            )
+        library = LibraryModel(published)
+        chosen = min(library.length, 1024) if length is None else length
+        return LibraryPool(library, published, length=chosen, skips=skips)
     family = model_of(published.config)
     published.check(family)
     chosen = min(family.length, 1024) if length is None else length
@@ -208,7 +285,7 @@ def published_pool(
         candidate = replace(position.candidates[0], weights=weights)
         positions.append(position.with_candidates([candidate, *more]))
     attention.check()
-    return PublishedPool(positions, published, family, length=chosen)
+    return FamilyPool(positions, published, family, length=chosen)
 
 
 def _read(published: Folder, sources: Mapping[tuple[str, str], TensorSource], position: str, name: str) -> Tensor:

@@ -76,7 +76,7 @@ def _generation_costs(relay: Relay, flops: Flops, hardware: Hardware | None) -> 
     if length is None:
         return []
     kept = KeptBytes(pool, length, relay.config.precision.dtype)
-    costs = [_sum(pool, "cache_bytes", kept.of_token)]
+    costs = [_sum(pool, "cache_bytes", kept.of_token)] if kept.is_any else []
     if hardware is not None:
         writing = WritingCosts(relay, flops, kept)
         costs.append(_sum(pool, "first_token_ms", partial(writing.first_token_ms, hardware=hardware)))

@@ -29,6 +29,8 @@ class Flops:
 
     def of_layer(self, layer: Layer) -> int:
         """Of one layer at its position; counted once for each kind of layer and input."""
+        if layer.candidate.is_skip:
+            return 0
         inputs = self._shapes.takes[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:

@@ -44,6 +44,15 @@ class KeptBytes:
         self._pool, self.length, self._dtype = pool, length, dtype
         self._known: dict[object, int] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Whether some layer keeps something: else all is computed anew here, and what others would keep is not known.
+
+        Raises:
+            SpaceError: a layer's `extend` fails.
+        """
+        return any(self.of_text(layer) for layer in self._pool.layers if not layer.candidate.is_skip)
+
     def of_token(self, layer: Layer) -> float:
         """Bytes a token: the mean over a whole text."""
         return self.of_text(layer) / self.length

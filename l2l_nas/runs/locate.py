@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from l2l_nas.compress.coded_family import model_of
-from l2l_nas.compress.pool import PublishedPool, is_published, open_published, published_pool
+from l2l_nas.compress.pool import PublishedPool, is_published, open_published, published_pool, vocabulary_of
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
@@ -158,7 +157,7 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
         return load_tokenizer("bytes" if name == AUTO else name)
     published = open_published(pool)
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
-    vocabulary = model_of(published.config).vocabulary
+    vocabulary = vocabulary_of(published)
     return tokenizer if tokenizer.size <= vocabulary else tokenizer.within(vocabulary)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.compress.pool import PublishedPool, is_published, published_pool
+from l2l_nas.compress.pool import is_published, published_pool
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
@@ -183,7 +183,7 @@ def open_model(
         server = ranks.server(made, tensor=tensor, optimizer=SGD(momentum=0.0), seed=0)
         refuse_undivided(server, made.original)
         chosen = tokenizer_of(pool, tokenizer or AUTO)
-        if isinstance(made, PublishedPool) and tokenizer:
+        if tokenizer:
             made.tokenizer = chosen
         conf = RelayConf()
         return LanguageModel(

@@ -151,17 +151,23 @@ class Wiring:
                         f"nothing reads '{name}', which it writes; leave it out, or name it in the pool's outputs",
                         position=position.name,
                     )
-        # whether a skip may leave a layer before it without a reader
-        self.may_drop = any(
-            any(candidate.is_skip for candidate in position.candidates) and len(reads) > len(position.writes)
-            for position, reads in zip(positions, self.reads, strict=True)
-        )
+        self.may_drop = self._may_drop([any(one.is_skip for one in position.candidates) for position in positions])
         readers = {name: [index for index, names in enumerate(self.reads) if name in names] for name in written}
         # whether each position reads what the one before it wrote, and nobody else does
         self.is_chain = self.outputs == self.writes[-1] and all(
             self.reads[index] == wrote and all(readers[name] == [index] for name in wrote)
             for index, wrote in enumerate([tuple(inputs), *self.writes[:-1]])
         )
+
+    def _may_drop(self, may_skip: Sequence[bool]) -> bool:
+        """Whether skips may leave a layer before them without a reader: none of what it writes is read for sure."""
+        read = {*self.outputs}
+        for reads, writes, skips in reversed([*zip(self.reads, self.writes, may_skip, strict=True)]):
+            passed = [number for number, name in enumerate(writes) if name in read]
+            if not passed:
+                return True
+            read.update((reads[number] for number in passed) if skips else reads)
+        return False
 
     def live(self, chosen: Iterable[int]) -> list[int]:
         """The chosen positions whose layers reach an output, in order."""

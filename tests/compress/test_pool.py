@@ -232,7 +232,8 @@ DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json; is it a Hugging Face model folder"),
     "no model_type": (lambda f: (f / "config.json").write_text("{}"), "has no model_type"),
     "a config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json"),
-    "unknown family": (lambda f: _config(f, model_type="mamba"), "'model_type' is 'mamba'"),
+    "another family": (lambda f: _config(f, model_type="mamba"), "missing for transformers|its config asks for"),
+    "unknown family": (lambda f: _config(f, model_type="mambo"), "transformers does not load it"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "its weights are missing"),
     "pickled": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

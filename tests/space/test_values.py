@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -58,6 +59,24 @@ def test_layers_that_reach_no_output_are_left_out():
         path = found.path(found.architecture(["linear", "linear", name, "linear"]))
         assert [layer.key.split("/")[0] for layer in path] == keys
     assert not cell_pool().wiring.may_drop
+
+
+def test_a_skip_that_drops_what_others_read_leaves_no_layer_out():
+    """As blocks of a converted model, which take masks beside the stream."""
+    found = pool(
+        Position("a", linear(), writes=("x", "mask")),
+        *(Position(f"b{n}", [Candidate("both", Sum), skip()], reads=("x" if not n else "y0", "mask"), writes=(f"y{n}",))
+          for n in range(2)),
+        Position("c", linear(), reads=("y1",)),
+    )  # fmt: skip
+    assert not found.wiring.may_drop
+    assert found.is_separable
+    for names in itertools.product(("both", "skip"), repeat=2):
+        path = found.path(found.architecture(["linear", *names, "linear"]))
+        assert len(path) == 2 + names.count("both")
+    alone = pool(Position("a", linear(), writes=("x",)), Position("m", linear(), reads=("x",), writes=("mask",)),
+                 Position("b", [Candidate("both", Sum), skip()], reads=("x", "mask"), writes=("y",)))  # fmt: skip
+    assert alone.wiring.may_drop
 
 
 def test_several_values_are_one_tensor_each():
