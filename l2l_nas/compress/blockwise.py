@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from l2l_nas.compress.block_division import MOST_BLOCK_STEPS
 from l2l_nas.compress.block_scores import ScoreBlocks
 from l2l_nas.compress.block_training import AskForClasses, DistilBlocks, Teach
+from l2l_nas.compress.finetuning_rate import RATES, TryRates
 from l2l_nas.compress.imitation import BlockSettings
 from l2l_nas.compress.low_rank_recovery import TrainPairs
 from l2l_nas.errors import SettingError
@@ -36,6 +37,7 @@ def blockwise(
     sizes: Sequence[float] = (),
     teacher: float = 0.5,
     lora: int = 0,
+    rates: Sequence[float] = RATES,
 ) -> list[Phase]:
     """The phases of a blockwise search.
 
@@ -52,6 +54,8 @@ def blockwise(
         sizes: shares of the original's parameters, where there is a choice, each of which a network is found without.
         teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
         lora: rank of pairs that finalists train in place of all their weights; 0: all weights.
+        rates: shares of `search.finalist_learning_rate` that are tried, each for a tenth of a finalist's steps; the one
+            that does best on the validation part is that of all finalists. Fewer than two: nothing is tried.
 
     Raises:
         SettingError: a setting out of range.
@@ -71,7 +75,8 @@ def blockwise(
     taught = [Teach(teacher)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     recovery = [TrainPairs(lora)] if lora else []
-    return [*asked, *taught, DistilBlocks(samples, settings), scored, Trials(), *recovery, Finalists(), RandomSearch()]
+    blocks = [DistilBlocks(samples, settings), scored]
+    return [*asked, *taught, *blocks, Trials(), *recovery, TryRates(rates), Finalists(), RandomSearch()]
 
 
 BLOCKWISE = "blockwise"

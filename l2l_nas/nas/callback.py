@@ -51,7 +51,7 @@ class Callback:
         """A phase begins.
 
         Args:
-            name: "warm-up", "catch-up", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
+            name: "warm-up", "catch-up", "rates", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
                 "scores" (in blocks), "networks" or "pairs" (in networks scored whole); of `train`: "training".
             total: steps or trials of the phase.
             done: of these, by an earlier session.

@@ -43,7 +43,7 @@ class TakenApart:
         prediction = content.get("prediction")
         return cls(
             _scores(content, sizes),
-            _words(prediction) if prediction else "",
+            " ".join(filter(None, (_words(prediction) if prediction else "", rates_line(content.get("rates"))))),
             _sizes(sizes, goal, original) if sizes else None,
             _front(sizes, Goal(goal, bool(first["maximize"])), original) if sizes and original else None,
         )
@@ -100,6 +100,17 @@ def _words(prediction: Mapping[str, Any]) -> str:
         f"trials. By these, a network is worse by {factor:.3g} times the sum of its blocks' scores, and by "
         f"{pair_factor:.3g} times what its pairs cost beyond their sums.{off}"
     )
+
+
+def rates_line(rates: Mapping[str, Any] | None) -> str:
+    """Which learning rates of finalists were tried, and how each did; empty where none were."""
+    if not rates:
+        return ""
+    name, chosen = str(rates["metric"]), finite(rates["chosen"])
+    tried = [(finite(one["rate"]), one["value"]) for one in rates["tried"]]
+    shown = ", ".join(f"{rate:g} ({'not finite' if v is None else format_value(name, finite(v))})" for rate, v in tried)
+    how = f"Learning rates tried for a tenth of the steps, and the {name} behind them"
+    return f"{how}: {shown}; finalists have {chosen:g}."
 
 
 def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str, original: Mapping[str, Any] | None) -> Table:

@@ -135,6 +135,7 @@ _NAMES = {
     "networks": "scores of blocks",
     "pairs": "scores of blocks",
     "search": "between trials: sampling, saving",
+    "rates": "rates of fine-tuning",
     "finalists": "finalists",
     "baseline": "random search beside it",
     "export": "saving and export",

@@ -126,6 +126,7 @@ class BlockwiseConf:
     sizes: list[float] = setting([], "for each, a network with this share removed", PLAIN)
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", PLAIN, least=0.0)
     lora: int = setting(0, "rank of pairs finalists train; 0: all weights", PLAIN, least=0)
+    rates: list[float] = setting([1.0, 0.3, 0.1], "shares of the finalists' rate to try first", PLAIN)
 
 
 @dataclass(frozen=True)

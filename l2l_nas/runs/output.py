@@ -23,6 +23,7 @@ from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.plugins import name_and_arguments
+from l2l_nas.report.blocks import rates_line
 from l2l_nas.report.card import space_summary
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.chart import Sheet
@@ -317,6 +318,8 @@ class Output:
             *([] if page.problem else [("report", str(self.folder.report))]),
         ]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
+        if line := rates_line(search.results().get("rates")):
+            console.print(line, soft_wrap=True)
         for line in shared_sizes(search.of_sizes):
             console.print(line, soft_wrap=True)
         if not any(label == "picture" for label, _ in files):

@@ -48,7 +48,7 @@ class Finalists(Phase):
         if budget.finalists == 0:
             search.best = Finalist(best[0], search.figures(best[0].architecture))
             return
-        chosen = _chosen(search, allowed)
+        chosen = chosen_finalists(search)
         if not chosen:
             raise ConstraintError("no finished trial is as small as any of strategy.sizes; ask for more search.trials")
         key = key_of(chosen, _settings(search))
@@ -97,6 +97,11 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
         search.callback.abandoned(record, reason)
     search.finalists, search.abandoned = tuple(found), {record.number: reason for record, reason in lost}
     return replace(best, server=server)
+
+
+def chosen_finalists(search: SearchContext) -> list[TrialRecord]:
+    """The trials that are trained further, best first; of sizes, the best of each of them first."""
+    return _chosen(search, [record for record in search.allowed(search.study.records) if record.in_space])
 
 
 def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:

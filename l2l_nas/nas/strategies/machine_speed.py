@@ -30,6 +30,7 @@ class MachineSpeed:
         workers: processes that share trials and finalists.
         block_step: seconds of one step of each block that is trained by itself.
         fixed: seconds of what is not divided: the measurement itself; of blocks all but their steps, and their scores.
+        tried: how many whole trainings of a finalist its learning rate is tried for.
     """
 
     step: float
@@ -37,6 +38,7 @@ class MachineSpeed:
     workers: int = 1
     block_step: float = 0.0
     fixed: float = 0.0
+    tried: float = 0.0
 
     def seconds(self, division: Division) -> float:
         """What a search will take, about: without start, pictures and export."""
@@ -47,7 +49,8 @@ class MachineSpeed:
             for one in division.rounds
         )
         blocks = self.fixed + (division.block_steps or 0) * self.block_step
-        return division.warmup_steps * self.step + blocks + trials + finalists
+        tried = self.tried * division.finalist_steps * self.step if division.finalists else 0.0
+        return division.warmup_steps * self.step + blocks + trials + tried + finalists
 
 
 @dataclass(frozen=True)
