@@ -88,7 +88,7 @@ def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
         console.print(model.compared, soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
-    noun = "passages" if conf.task == "lambada" else "windows"
+    noun = "passages" if conf.task in ("lambada", "recall") else "windows"
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if score.problem:
         warn(console, score.problem)

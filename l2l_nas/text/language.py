@@ -20,13 +20,15 @@ from l2l_nas.text.documents import read_text
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
+from l2l_nas.text.recall import joined, recall_passages
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
-TASKS = ("wikitext", "text", "lambada")
+TASKS = ("wikitext", "text", "lambada", "recall")
+_WINDOWS = ("wikitext", "text")  # of which a stride is
 # of the device's free memory, what weights may take that stay there
 _SHARE = 0.5
 
@@ -76,7 +78,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     """Measure a language model on a file.
 
     Args:
-        task: "wikitext" or "text" for perplexity, "lambada" for last words.
+        task: "wikitext" or "text" for perplexity, "lambada" for last words, "recall" for words that were read once.
         stride: see `perplexity_of`.
 
     Returns:
@@ -87,11 +89,10 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         DataError, StorageError: the file or the network cannot be used.
     """
     check_task(task, file, stride=stride)
-    measured, samples = _task(model, task, file, stride)
-    if has_documents(model.server.whole_pool):
-        samples = OfOneDocument(samples)
+    tasks = _tasks(model, task, file, stride)
     refuse_foresight(model.relay, model.architecture, model.length)
-    found = score(model.relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
+    scores = {name: _scored(model, *one) for name, one in tasks.items()}
+    found, count = joined(scores) if task == "recall" else scores[0], sum(len(samples) for _, samples in tasks.values())
     text = read_text(file)
     if lost := model.tokenizer.num_lost(text):
         why = (
@@ -99,7 +100,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
             "and word_perplexity are too low"
         )
         found = replace(found, problem="; ".join(filter(None, (found.problem, why))))
-    return found, len(samples)
+    return found, count
 
 
 def check_task(task: str, file: Path, *, stride: int = 0) -> None:
@@ -110,22 +111,33 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
     """
     if task not in TASKS:
         raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
-    if task == "lambada" and stride:
-        raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
+    if task not in _WINDOWS and stride:
+        raise SettingError(f"stride is of a text's windows, which task={task} has none of; leave it out")
     if task == "lambada":
         read_passages(file)
     else:
         read_text(file)
 
 
-def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+def _tasks(model: LanguageModel, task: str, file: Path, stride: int) -> dict[int, tuple[Task, Samples]]:
+    """What is measured on which samples: of recall by distance, else one by 0."""
+    tokenizer, length, begin = model.tokenizer, model.length, model.begin
     if task == "lambada":
-        return lambada(read_passages(file), model.tokenizer, length=model.length, begin=model.begin)
+        return {0: lambada(read_passages(file), tokenizer, length=length, begin=begin)}
     text = read_text(file)
+    if task == "recall":
+        passages = recall_passages(text, tokenizer, length=length)
+        return {far: lambada(some, tokenizer, length=length, begin=begin) for far, some in passages.items()}
     if task == "wikitext":
-        return wikitext(text, model.tokenizer, length=model.length, stride=stride, begin=model.begin)
+        return {0: wikitext(text, tokenizer, length=length, stride=stride, begin=begin)}
     words = len(text.split())
-    return perplexity_of(text, model.tokenizer, words=words, length=model.length, stride=stride, begin=model.begin)
+    return {0: perplexity_of(text, tokenizer, words=words, length=length, stride=stride, begin=begin)}
+
+
+def _scored(model: LanguageModel, measured: Task, samples: Samples) -> Score:
+    if has_documents(model.server.whole_pool):
+        samples = OfOneDocument(samples)
+    return score(model.relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
 
 
 def is_small(model: LanguageModel) -> bool:

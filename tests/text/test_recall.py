@@ -1,0 +1,110 @@
+"""Words that were read once are found again, or are not, by how far away they were read."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import SGD, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.__main__ import main
+from l2l_nas.errors import DataError, SettingError
+from l2l_nas.text.language import LanguageModel, evaluate_text
+from l2l_nas.text.recall import recall_passages
+from l2l_nas.text.tokenizer import Bytes
+from tests.compress.small_model import save_small_llama
+
+LENGTH = 320
+_SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "ri")
+TEXT = " ".join(one + other + third for one in _SYLLABLES for other in _SYLLABLES for third in _SYLLABLES)
+
+
+class Induction(nn.Module):
+    """Says what followed the last place that was preceded by the same tokens, among so many before."""
+
+    def __init__(self, sees: int) -> None:
+        super().__init__()
+        self.sees = sees
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, tokens):
+        logits = torch.zeros(*tokens.shape, 257)
+        for row, line in enumerate(tokens.tolist()):
+            for place in range(8, len(line)):
+                last = line[place - 7 : place + 1]
+                for start in range(place - 8, max(-1, place - self.sees), -1):
+                    if line[start : start + 8] == last:
+                        logits[row, place, line[start + 8]] = 1.0
+                        break
+        return self.weight * logits
+
+
+def model_of(sees):
+    pool = LayerPool(
+        [Position("all", Candidate("induction", partial(Induction, sees)))],
+        inputs={"tokens": TensorSpec((LENGTH,), torch.int64)},
+    )
+    server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0)
+    return LanguageModel(server, pool.original, Bytes(), partial(Relay, device="cpu"), "cpu")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_each_answer_is_read_once_so_far_away():
+    found = recall_passages(TEXT, Bytes(), length=LENGTH)
+    assert list(found) == [40, 80, 160, 240]
+    assert found == recall_passages(TEXT, Bytes(), length=LENGTH)
+    for distance, passages in found.items():
+        assert len(passages) == len({one.context for one in passages}) == 64
+        for one in passages:
+            key = re.search(r"\n(\w+) =$", one.context)[1]
+            assert f"{key} = {one.target}\n" in one.context
+            assert len(re.findall(rf"\b{one.target}\b", one.context)) == 1
+            assert len(re.findall(rf"\b{key}\b", one.context)) == 2
+            assert len(Bytes().encode(one.context + " " + one.target)) < LENGTH
+            between = one.context.rindex(f"\n{key} =") - one.context.index(f"{key} = ")
+            assert between < distance + 80
+
+
+def test_a_network_that_sees_all_finds_all_and_one_of_a_window_what_is_in_it(text):
+    whole, count = evaluate_text(model_of(LENGTH), "recall", text)
+    assert count == 4 * 64
+    assert list(whole.values) == ["accuracy", *(f"accuracy_{far}" for far in (40, 80, 160, 240))]
+    assert min(whole.values.values()) > 0.9  # in a few passages two pairs are alike to it
+    window, _ = evaluate_text(model_of(140), "recall", text)
+    near, _, far, farthest = (window.values[f"accuracy_{far}"] for far in (40, 80, 160, 240))
+    assert near > 0.9 > 0.1 > far >= farthest
+    each = [window.values[f"accuracy_{far}"] for far in (40, 80, 160, 240)]
+    assert window.values["accuracy"] == pytest.approx(sum(each) / 4)
+    errors = [window.errors[f"accuracy_{far}"] for far in (40, 80, 160, 240)]
+    assert window.errors["accuracy"] == pytest.approx(math.hypot(*errors) / 4)
+
+
+def test_what_cannot_be_asked_is_refused(text):
+    with pytest.raises(DataError, match="the text has 2 different ones; at least 32"):
+        recall_passages("word words 12345 a b", Bytes(), length=LENGTH)
+    with pytest.raises(DataError, match="at least 64 tokens; this one takes 32"):
+        recall_passages(TEXT, Bytes(), length=32)
+    with pytest.raises(SettingError, match="stride is of a text's windows, which task=recall has none of"):
+        evaluate_text(model_of(8), "recall", text, stride=4)
+
+
+@pytest.mark.slow
+def test_the_command_line_tells_of_each_distance(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_small_llama("model", places=96)
+    assert main(["evaluate", "space.pool=hf:model", "task=recall", f"file={Path(text).name}"]) == 0
+    out = capsys.readouterr().out
+    for name in ("accuracy", "accuracy_12", "accuracy_24", "accuracy_48", "accuracy_72"):
+        assert re.search(rf"  recall {name} +\d\.\d{{4}} ± ", out), out
+    assert "256 passages of text.txt" in out
