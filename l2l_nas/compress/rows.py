@@ -121,8 +121,8 @@ HARMLESS = frozenset(
         r"\S+",
         """
         model_type architectures auto_map transformers_version transformers.js_config _name_or_path _commit_hash
-        _model_name_or_path dtype torch_dtype torchscript use_bfloat16 tf_legacy_loss return_dict use_return_dict output_attentions
-        output_hidden_states use_cache cache_implementation gradient_checkpointing attn_implementation
+        _model_name_or_path dtype torch_dtype torchscript use_bfloat16 tf_legacy_loss return_dict use_return_dict
+        output_attentions output_hidden_states use_cache cache_implementation gradient_checkpointing attn_implementation
         _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward
         reorder_and_upcast_attn initializer_range is_llama_config unsloth_fixed unsloth_version n_ctx
         bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id

@@ -257,6 +257,12 @@ DAMAGE = {
 }
 
 
+def test_a_name_that_a_gguf_file_gave_is_no_unknown_field(saved):
+    _, folder = saved("llama")
+    _config(folder, _model_name_or_path="SmolLM2 135M")
+    assert published_pool(f"hf:{folder}").original
+
+
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_folder_is_refused_in_one_line(saved, how):
     _, folder = saved("llama")
