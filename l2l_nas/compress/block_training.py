@@ -233,7 +233,9 @@ def divergences(evaluator: Evaluator, networks: Sequence[Architecture]) -> list[
     with contextlib.closing(relay_beside(evaluator.relay, evaluator.server)) as relay:
         teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
         samples = TaughtSamples(evaluator.validation, lambda inputs: teacher(inputs)[:1], sample_bytes=size)
-        return Evaluator(evaluator.relay, trainer, validation=samples, budget=evaluator.budget).score_all(networks)
+        scorer = Evaluator(evaluator.relay, trainer, validation=samples, budget=evaluator.budget)
+        scorer.provenance = evaluator.provenance  # which knows the weights
+        return scorer.score_all(networks)
 
 
 def original_outputs(relay: Relay, *, micro_batch: int) -> Callable[[Batch], Batch]:

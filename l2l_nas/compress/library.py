@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -35,6 +36,9 @@ from l2l_nas.training.samples import own_generators
 _LONGEST = 1 << 20  # of sequences, where a config names no longest one
 # what names of fields end with that list numbers of layers
 _NUMBERS = ("indices", "idxs", "_layers")
+_OF_BLOCKS = ("layer", "block", "pattern", "idx", "indices")  # a part of names of fields that are of blocks
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # what configs call the number of blocks
+_MOST_BUFFERS = 1 << 26  # numbers
 
 
 class LibraryModel:
@@ -48,6 +52,8 @@ class LibraryModel:
 
     def __init__(self, published: Folder) -> None:
         self.path, self.kind = published.path, str(published.config["model_type"])
+        os.environ.setdefault("USE_HUB_KERNELS", "NO")  # code from elsewhere; of use before the import alone
+        _refuse_kernels(published)
         self._library = optional("transformers", f"a {self.kind} model needs", extra="transformers")
         if "quantization_config" in published.config:
             raise StorageError(f"{self.path}: its weights are quantised, and are not read; save the model unquantised")
@@ -64,21 +70,25 @@ class LibraryModel:
 
     def _refuse_larger(self, published: Folder) -> None:
         """Refuse a config that asks for more than the files have, before memory is taken for it."""
-        layers = published.config.get("num_hidden_layers", 1)
-        if type(layers) is not int or not 0 < layers <= MOST_LAYERS:
-            raise StorageError(f"{self.path}: num_hidden_layers is {shown(layers)}; expected 1 to {MOST_LAYERS}")
+        for name in _COUNTS:
+            layers = published.config.get(name, 1)
+            if type(layers) is not int or not 0 < layers <= MOST_LAYERS:
+                raise StorageError(f"{self.path}: {name} is {shown(layers)}; expected 1 to {MOST_LAYERS}")
         try:
             with silence(), torch.device("meta"):
                 config = self._library.AutoConfig.from_pretrained(self.path, **OFFLINE)
-                wanted = sum(one.numel() for one in self._auto.from_config(config).parameters())
+                empty = self._auto.from_config(config, attn_implementation="eager")
         except Exception as error:  # of anybody's
             raise StorageError(f"{self.path}: transformers does not load it: {_reason(error)}") from error
         there = sum(math.prod(shape) for shape in published.shapes.values())
-        if wanted > there:
-            raise StorageError(
-                f"{self.path}: its config asks for {wanted:,} parameters, and its files have {there:,}; they are of "
-                "two models, or tensors are missing"
-            )
+        counts = {"parameters": empty.parameters(), "numbers beside its parameters": empty.buffers()}
+        for what, most in (("parameters", there), ("numbers beside its parameters", max(there, _MOST_BUFFERS))):
+            wanted = sum(one.numel() for one in counts[what])
+            if wanted > most:
+                raise StorageError(
+                    f"{self.path}: its config asks for {wanted:,} {what}, and its files have {there:,}; they are of "
+                    "two models, or tensors are missing"
+                )
 
     @cached_property
     def blocks(self) -> str:
@@ -116,9 +126,9 @@ class LibraryModel:
         """The config of the same model with these blocks alone."""
         config, count = copy.deepcopy(self.config), self.config.num_hidden_layers
         for name, value in vars(self.config).items():
-            if not isinstance(value, list | tuple):
+            if not isinstance(value, list | tuple) or not any(part in name for part in _OF_BLOCKS):
                 continue
-            if len(value) == count:  # one for each block
+            if len(value) == count and list(value) != list(range(count)):  # one for each block
                 setattr(config, name, [value[index] for index in kept])
             elif name.endswith(_NUMBERS) and all(type(one) is int and 0 <= one < count for one in value):
                 setattr(config, name, [new for new, index in enumerate(kept) if index in value])
@@ -202,6 +212,8 @@ class LibraryFiles:
         for name, value in tokens.items():
             setattr(self._config, name, value)
         config = json.loads(self._config.to_json_string(use_diff=False))
+        for name in ("_name_or_path", "_commit_hash"):  # of the folder on this machine
+            config.pop(name, None)
         self.files: Mapping[str, bytes] = {"config.json": json.dumps(config, indent=2).encode()}
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -248,6 +260,21 @@ class LibraryFiles:
             state = source.network.get_submodule(name).state_dict()
             found |= {outer + key.removeprefix(inner): tensor for key, tensor in state.items()}
         return found
+
+
+def _refuse_kernels(published: Folder) -> None:
+    """Refuse a config that names implementations in a repository of others, which would be run."""
+
+    def named(value: object, name: str) -> bool:
+        if isinstance(value, dict):
+            return any(named(inner, key) for key, inner in value.items())
+        return name.endswith("_implementation") and isinstance(value, str) and "/" in value
+
+    if named(published.config, ""):
+        raise StorageError(
+            f"{published.path}: its config.json names an implementation that is code of others; remove the fields that "
+            "end with _implementation"
+        )
 
 
 def told_of(library: LibraryModel, tokenizer: Any) -> str:

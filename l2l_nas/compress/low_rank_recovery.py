@@ -72,6 +72,7 @@ class _PairRuns:
 
     def __call__(self, segment: Segment, after_step: AfterStep, start: ParamServer | None) -> SegmentResult:
         """See `Evaluator.run_here`."""
+        assert start is None  # workers give one, and have no pairs
         paired = replace(segment, server=self._paired(segment))
         result = self._evaluator.run_here(paired, after_step)
         if result.server is not None and segment.scored_on is ScoredOn.TEST:

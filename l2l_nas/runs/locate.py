@@ -12,7 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from l2l_nas.compress.pool import PublishedPool, is_published, open_published, published_pool, vocabulary_of
+from l2l_nas.compress.pool import (
+    LibraryPool,
+    PublishedPool,
+    is_published,
+    open_published,
+    published_pool,
+    vocabulary_of,
+)
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
@@ -132,6 +139,8 @@ def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
     factories = [one.factory for position in built.positions for one in position.candidates]
     attention = [one for one in factories if isinstance(one, partial) and one.func in (SelfAttention, ParallelBlock)]
     sees_ahead = {not one.args[1].is_causal for one in attention}
+    if isinstance(built, LibraryPool):
+        sees_ahead = {False}
     if objective == "causal" and True in sees_ahead:
         raise SettingError(
             f"{pool} sees the tokens that data.objective=causal has it guess; write data.objective=masked, or take a "

@@ -94,7 +94,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     scores = {name: _scored(model, *one) for name, one in tasks.items()}
     found, count = joined(scores) if task == "recall" else scores[0], sum(len(samples) for _, samples in tasks.values())
     text = read_text(file)
-    if lost := model.tokenizer.num_lost(text):
+    if task in _WINDOWS and (lost := model.tokenizer.num_lost(text)):
         why = (
             f"the tokenizer has no token for {lost:,} of {len(text):,} characters and leaves them out: bits_per_byte "
             "and word_perplexity are too low"

@@ -11,64 +11,84 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from l2l_nas.errors import DataError
 from l2l_nas.text.cloze import Passage
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.score import Score
 
-_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the network's input: tokens between the pairs and the question
+_SHARES = (1 / 8, 1 / 4, 1 / 2, 1)  # of what pairs and question leave of the network's input: tokens between them
 _PASSAGES = 64  # of each distance
 _PAIRS = 4
-_WORD = re.compile(r"[^\W\d_]{4,8}")
-_LEAST_WORDS, _LEAST_LENGTH = 32, 64
+_WORD = re.compile(r"\b[^\W\d_]{4,8}\b")
+_LEAST_WORDS, _LEAST_ROOM = 32, 32
+_DRAWS = 100
+_MARGIN = 4  # tokens: one that texts may begin with, and what a cut text takes more
 
 
 def recall_passages(text: str, tokenizer: Tokenizer, *, length: int) -> dict[int, list[Passage]]:
-    """Passages by distance in tokens, the same for each model with this tokenizer.
+    """Passages by distance in tokens, about; the same for each model with this tokenizer.
 
     Args:
-        length: of the network's input in tokens. Where pairs and question take too much of it, the stretch between them
-            is shorter.
+        length: of the network's input in tokens.
 
     Raises:
-        DataError: a network of fewer than 64 tokens, or a text of too few words.
+        DataError: a network of too few tokens, or a text of too few words or tokens.
     """
     words = sorted(set(_WORD.findall(text)))
-    if length < _LEAST_LENGTH:
-        raise DataError(f"task=recall needs a network of at least {_LEAST_LENGTH} tokens; this one takes {length}")
     if len(words) < _LEAST_WORDS:
         raise DataError(
             f"task=recall asks for words of 4 to 8 letters, and the text has {len(words)} different ones; at least "
             f"{_LEAST_WORDS} are needed"
         )
-    tokens = list(tokenizer.encode(text))
     draws = random.Random(0)
+    asked = [_Question(_drawn(draws, words), draws.randrange(_PAIRS)) for _ in range(_PASSAGES)]
+    most = max(one.size(tokenizer) for one in asked)
+    if (room := length - most - _MARGIN) < _LEAST_ROOM:
+        raise DataError(
+            f"task=recall: pairs and question take {most} tokens, and the network takes {length}; at least "
+            f"{most + _MARGIN + _LEAST_ROOM} are needed"
+        )
+    tokens = list(tokenizer.encode(text))
+    if len(tokens) < room:
+        raise DataError(f"task=recall asks over {room} tokens, and the text has {len(tokens)}; take a longer one")
     found: dict[int, list[Passage]] = {}
-    for distance in sorted({int(share * length) for share in _SHARES}):
-        found[distance] = [_passage(draws, words, tokens, tokenizer, distance, length) for _ in range(_PASSAGES)]
+    for distance in [int(share * room) for share in _SHARES]:
+        found[distance] = []
+        for one in asked:
+            start = draws.randrange(len(tokens) - distance + 1)
+            stretch = tokenizer.decode(tokens[start : start + distance])
+            found[distance].append(one.passage(stretch))
     return found
 
 
-def _passage(
-    draws: random.Random, words: Sequence[str], tokens: Sequence[int], tokenizer: Tokenizer, distance: int, length: int
-) -> Passage:
-    start = draws.randrange(max(1, len(tokens) - distance))
-    chosen = draws.sample(words, 2 * _PAIRS)
-    pairs = dict(zip(chosen[:_PAIRS], chosen[_PAIRS:], strict=True))
-    key = draws.choice(list(pairs))
-    told = "".join(f"{one} = {other}\n" for one, other in pairs.items())
-    between = distance
-    while True:
-        stretch = tokenizer.decode(list(tokens[start : start + between]))
-        for word in chosen:  # the answer stands at one place alone
-            stretch = re.sub(rf"\b{re.escape(word)}\b", "", stretch)
-        passage = Passage(f"{told}{stretch}\n{key} =", pairs[key])
-        # one token less, for that which texts may begin with
-        more = len(tokenizer.encode(passage.context + passage.between + passage.target)) - (length - 1)
-        if more <= 0 or not between:
-            return passage
-        between = max(0, between - more)
+def _drawn(draws: random.Random, words: Sequence[str]) -> list[str]:
+    """Words of which none is a part of another, where the text has such ones."""
+    for _ in range(_DRAWS):
+        found = draws.sample(words, 2 * _PAIRS)
+        if not any(one in other for one in found for other in found if one is not other):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class _Question:
+    words: Sequence[str]  # keys, then what stands behind each
+    number: int  # of the pair that is asked for
+
+    def passage(self, stretch: str) -> Passage:
+        """With a stretch of text in between, from which these words are taken out, also within others."""
+        keys, others = self.words[:_PAIRS], self.words[_PAIRS:]
+        told = "".join(f"{key} = {other}\n" for key, other in zip(keys, others, strict=True))
+        for word in self.words:
+            stretch = stretch.replace(word, "")
+        return Passage(f"{told}{stretch}\n{keys[self.number]} =", others[self.number])
+
+    def size(self, tokenizer: Tokenizer) -> int:
+        """Tokens of all but the stretch."""
+        whole = self.passage("")
+        return len(tokenizer.encode(whole.context + whole.between + whole.target))
 
 
 def joined(scores: Mapping[int, Score]) -> Score:

@@ -8,7 +8,9 @@ import pytest
 
 import l2l_nas
 from l2l_nas.compress.finetuning_rate import TryRates
-from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.errors import SettingError, TrialError
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed
 from tests.cli.runs import events
 from tests.compress.test_blockwise import problem, search
@@ -16,9 +18,9 @@ from tests.compress.test_blockwise import problem, search
 STEPS = 60
 
 
-def rated(folder, *rates, steps=STEPS, **more):
+def rated(folder, *rates, steps=STEPS, finalist_steps=0, **more):
     strategy = {"name": "blockwise", "samples": 24, "steps": 2, "teacher": 0, "rates": list(rates)}
-    return search(folder, strategy=strategy, finalist_steps=steps, export=False, **more)
+    return search(folder, strategy=strategy, finalist_steps=finalist_steps or steps, export=False, **more)
 
 
 @pytest.mark.slow
@@ -43,8 +45,35 @@ def test_the_rate_that_does_best_is_that_of_all_finalists(tmp_path):
 def test_a_rate_that_is_too_high_is_not_taken(tmp_path):
     found = rated(tmp_path / "run", 1e9, 1.0, finalist_learning_rate=0.01)
     assert found.content["rates"]["chosen"] == 0.01
-    with pytest.raises(L2LError, match=r"none of the learning rates .* gives a finite loss; lower"):
-        rated(tmp_path / "high", 1e20, 1e19, finalist_learning_rate=1e9)
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_trained_leaves_the_rate_to_the_next_one(tmp_path, monkeypatch):
+    run_here, refused = Evaluator.run_here, []
+
+    def run(evaluator, segment, after_step, start=None):
+        if not segment.name.startswith("the trial"):
+            refused[:] = refused or [segment.architecture]
+            if segment.architecture == refused[0]:
+                return SegmentResult(error=TrialError("out of memory"))
+        return run_here(evaluator, segment, after_step, start)
+
+    monkeypatch.setattr(Evaluator, "run_here", run)
+    found = rated(tmp_path / "run", 1.0, 1e-6, finalist_learning_rate=0.02, trials=3, finalists=2)
+    assert found.content["rates"]["chosen"] == 0.02
+    assert found.best.architecture != refused[0]
+    assert [one["reason"] for one in found.content["given_up"]] == ["out of memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"finalist_learning_rate": 1e-6}, {"finalist_steps": 80}, {"trials": 5}])
+def test_a_search_that_goes_on_otherwise_tries_again(tmp_path, change):
+    begun = {"finalist_learning_rate": 0.02, "trials": 2}
+    rated(tmp_path / "run", 1.0, 0.1, **begun)
+    went_on = l2l_nas.search(problem(), resume=tmp_path / "run", **change)
+    whole = rated(tmp_path / "whole", 1.0, 0.1, **{"steps": STEPS, **begun, **change})
+    assert went_on.content["rates"] == whole.content["rates"]
+    assert went_on.best.values["loss"] == whole.best.values["loss"]
 
 
 @pytest.mark.slow
@@ -76,4 +105,6 @@ def test_a_share_that_is_none_is_refused():
 
 def test_a_time_counts_what_is_tried():
     assert TryRates([1.0]).speed(MachineSpeed(1.0, 0.0), None).tried == 0
-    assert TryRates([1.0, 0.3, 0.1]).speed(MachineSpeed(1.0, 0.0), None).tried == pytest.approx(0.3)
+    speed = TryRates([1.0, 0.3, 0.1]).speed(MachineSpeed(1.0, 5.0), None)
+    assert (speed.tried, speed.fixed) == (pytest.approx(0.3), 15.0)
+    assert TryRates([1.0, 0.3, 0.1]).speed(MachineSpeed(1.0, 5.0, 2), None).tried == pytest.approx(0.2)

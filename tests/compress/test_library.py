@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from l2l_nas import AdamW, Data, ParamServer, Problem, Relay
 from l2l_nas.__main__ import main
 from l2l_nas.compress.pool import LibraryPool, published_pool, vocabulary_of
 from l2l_nas.errors import SettingError, SpaceError, StorageError
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.reading import open_model
+from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.text.generate import Sampling
 from l2l_nas.text.language import evaluate_text, write_on
 from l2l_nas.training.export import export_network
@@ -112,6 +115,8 @@ def test_what_the_folder_lacks_or_has_too_much_is_refused(tmp_path):
     [
         ({"vocab_size": 1 << 40}, "its config asks for"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"n_layer": 1 << 40}, "n_layer"),
+        ({"attn_implementation": "evil/kernels"}, "an implementation that is code of others"),
         ({"hidden_size": 48}, "its config asks for|mismatched|does not load"),
         ({"model_type": "nobody"}, "transformers does not load it"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
@@ -125,6 +130,27 @@ def test_a_config_that_is_not_the_model_s_is_refused(tmp_path, fields, words):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises((StorageError, SpaceError), match=words):
         published_pool(f"hf:{tmp_path}")
+
+
+def test_the_config_of_fewer_blocks_differs_in_what_is_of_blocks_alone(tmp_path):
+    more = {"mlp_only_layers": [0, 3], "eos_token_id": [1, 5, 6, 7]}
+    save_model(tmp_path, "qwen3_moe", **more)
+    pool = published_pool(f"hf:{tmp_path}", length=LENGTH)
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    exported(server, smaller(pool, [1]), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["mlp_only_layers"]) == (3, [0, 2])
+    assert config["eos_token_id"] == more["eos_token_id"]
+    assert str(tmp_path) not in json.dumps(config)
+    assert pool.library.smaller([0, 1, 2, 3]).to_dict() == pool.library.config.to_dict()
+
+
+def test_such_a_model_guesses_no_masked_tokens(tmp_path):
+    save_model(tmp_path / "model", "smollm3")
+    (tmp_path / "text.txt").write_text("A line of text, and one more of the same kind in it.\n" * 60)
+    conf = replace(DataConf(), source=str(tmp_path / "text.txt"), length=24, tokenizer="bytes", objective="masked")
+    with pytest.raises(SettingError, match=r"sees no tokens behind one that data\.objective=masked"):
+        load_problem(f"hf:{tmp_path / 'model'}", {}, **asdict(conf))
 
 
 def test_what_such_a_model_cannot_have_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,16 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, SpaceError, TrialError, failure_of
+from l2l_nas.errors import (
+    L2LError,
+    MetricError,
+    NonFiniteError,
+    RankError,
+    SettingError,
+    SpaceError,
+    TrialError,
+    failure_of,
+)
 from l2l_nas.nas.evaluation.provenance import WeightProvenance
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
@@ -55,7 +64,8 @@ class Evaluator:
         lead: who does the work.
 
     Attributes:
-        batches: of the training part, with the problem's own targets.
+        batches: of the training part, as they were when this was made.
+        provenance: tells weights that are scored.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class Evaluator:
         self.budget = budget
         self._runs: Runs = self.run_here
         self._runs_apart = False
-        self._provenance = WeightProvenance()
+        self.provenance = WeightProvenance()
         # what `score_all` gave, by architecture and checksums of its weights
         self._known: dict[tuple[Architecture, str], Score] = {}
 
@@ -95,8 +105,15 @@ class Evaluator:
             args: plain data, and functions that this process alone calls; see `Lead.do`.
 
         Raises:
+            SettingError: a lambda, or a function within another, of which ranks know no name.
             Exception: what the work raises.
         """
+        function = work.func if isinstance(work, partial) else work
+        if "<" in getattr(function, "__qualname__", ""):
+            raise SettingError(
+                "evaluator.do takes a function of a module or a method, which ranks know by its name; not a lambda, "
+                "and no function within another"
+            )
         return self._lead.do("work", (_Sent(work), *args), self._do)
 
     def _do(self, sent: _Sent, *args: Any) -> Any:
@@ -313,7 +330,7 @@ class Evaluator:
             case ScoredOn.SAMPLE:
                 scores = {"validation": self._score(server, architecture, self._sample, goes_on=True)}
             case ScoredOn.VALIDATION:
-                provenance = self._provenance.entry(segment.weights, server, architecture)
+                provenance = self.provenance.entry(segment.weights, server, architecture)
                 known = self._known.get((architecture, str(provenance["crc32"])))
                 if not segment.steps and known is None:
                     self._count_scores([architecture])
@@ -340,7 +357,7 @@ class Evaluator:
     def _run_together(self, segments: Sequence[Segment]) -> list[SegmentResult]:
         started = time.monotonic()
         try:
-            entries = [self._provenance.entry(one.weights, self.server, one.architecture) for one in segments]
+            entries = [self.provenance.entry(one.weights, self.server, one.architecture) for one in segments]
             keys = [(one.architecture, str(entry["crc32"])) for one, entry in zip(segments, entries, strict=True)]
             new = [key for key in keys if key not in self._known]
             architectures, most = [architecture for architecture, _ in new], self.budget.population_bytes

@@ -51,13 +51,13 @@ class Finalists(Phase):
         chosen = chosen_finalists(search)
         if not chosen:
             raise ConstraintError("no finished trial is as small as any of strategy.sizes; ask for more search.trials")
-        key = key_of(chosen, _settings(search))
+        key = key_of(chosen, finalist_settings(search))
         search.best = _recalled(search, key) or _trained(search, allowed, chosen, key)
         if budget.baseline != "none" and search.cache is not None:
             search.cache.save(search.best)  # more follows, which may be interrupted
 
 
-def _settings(search: SearchContext) -> dict[str, Any]:
+def finalist_settings(search: SearchContext) -> dict[str, Any]:
     """All that finalists' scores depend on but which they are; the steps behind the shared weights among it."""
     budget = search.budget
     return {

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 
 import optuna
 import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
+from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import counts
 from l2l_nas.nas.samplers.registry import SAMPLERS
@@ -90,3 +92,15 @@ def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, mon
         search.run()
         assert counts(study.records)["complete"] == 4
     assert set(sizes) == {1}
+
+
+def test_work_that_ranks_could_not_be_told_of_is_refused():
+    evaluator = evaluator_on(ParamServer(pool_of("tanh", "relu"), optimizer=AdamW(), seed=0))
+    assert evaluator.do(_steps, 2) == 2 * evaluator.batches.batch_size
+    assert evaluator.do(partial(_steps, count=3)) == 3 * evaluator.batches.batch_size
+    with pytest.raises(SettingError, match="not a lambda"):
+        evaluator.do(lambda evaluator: None)
+
+
+def _steps(evaluator, count):
+    return count * evaluator.batches.batch_size
