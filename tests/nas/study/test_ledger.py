@@ -157,7 +157,7 @@ def test_what_phases_of_the_users_own_train_and_score_counts(tmp_path, steps):
 def test_blocks_and_their_scores_count_as_shares_of_steps(tmp_path, monkeypatch, teacher):
     pool = pool_of("tanh", "relu", "wide", depth=2)
     steps = Steps(monkeypatch, pool_size=4)
-    phases = blockwise(samples=24, steps=4, scores="exchange", rounds=1, teacher=teacher)
+    phases = blockwise(samples=24, steps=4, scores="exchange", rounds=1, teacher=teacher, rates=())
     settings = {
         "trial_weights": "fork",
         "trials": 2,
