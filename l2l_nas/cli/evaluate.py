@@ -13,7 +13,7 @@ from l2l_nas.runs.reading import Reading
 from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.text.language import TASKS, check_task
+from l2l_nas.text.language import TASKS, WINDOWS, check_task
 from l2l_nas.training.score import Score
 
 
@@ -88,7 +88,7 @@ def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
         console.print(model.compared, soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
-    noun = "passages" if conf.task in ("lambada", "recall") else "windows"
+    noun = "windows" if conf.task in WINDOWS else "passages"
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if score.problem:
         warn(console, score.problem)

@@ -158,7 +158,7 @@ class AskForClasses(Phase):
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`. Raises SettingError: there are ranks."""
-        refuse_ranks(server, "strategy.scores=divergence", "scores=exchange")
+        _refuse_ranks(server, "strategy.scores=divergence", "scores=exchange")
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`. Raises DataError: the task has no classes."""
@@ -179,7 +179,7 @@ class Teach(Phase):
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`. Raises SettingError: there are ranks."""
-        refuse_ranks(server, f"strategy.teacher={self._share:g}", "teacher=0")
+        _refuse_ranks(server, f"strategy.teacher={self._share:g}", "teacher=0")
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
@@ -212,7 +212,7 @@ def _learn_from_original(evaluator: Evaluator, share: float) -> None:
     evaluator.learn_from(replace(trainer, task=task, batches=batches))
 
 
-def refuse_ranks(server: ParamServer, what: str, instead: str) -> None:
+def _refuse_ranks(server: ParamServer, what: str, instead: str) -> None:
     """Refuse what asks the original while batches are read, which each rank does at its own pace.
 
     Raises:

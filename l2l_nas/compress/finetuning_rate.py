@@ -57,11 +57,14 @@ class TryRates(Phase):
         """See `Phase`. Where no rate gives a finite metric, the rate stays: finalists say what is wrong."""
         budget = search.budget
         steps = int(_SHARE * budget.finalist_steps)
-        chosen = chosen_finalists(search) if len(self._shares) > 1 and budget.finalists and steps >= _LEAST else []
+        chosen: list[TrialRecord] = []
+        if len(self._shares) > 1 and budget.finalists and steps >= _LEAST:
+            allowed = [record for record in search.allowed(search.study.records) if record.in_space]
+            chosen = chosen_finalists(search, allowed)
         if not chosen:
             self._found = {}
             return
-        rates = list(dict.fromkeys(budget.finalist_learning_rate * share for share in self._shares))
+        rates = [budget.finalist_learning_rate * share for share in self._shares]
         key = key_of(chosen, {**finalist_settings(search), "rates": rates})
         if key != self._key:
             self._found = next((found for one in chosen if (found := self._tried(search, one, rates, steps))), {})

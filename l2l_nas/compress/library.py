@@ -100,11 +100,6 @@ class LibraryModel:
         raise SpaceError(f"a {self.kind} model has no list of as many blocks as its config names ({count})")
 
     @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return int(self.model.get_input_embeddings().num_embeddings)
-
-    @property
     def length(self) -> int:
         """Of the longest sequence."""
         return int(getattr(self.config, "max_position_embeddings", None) or _LONGEST)
@@ -118,7 +113,8 @@ class LibraryModel:
         if not 0 < length <= self.length:
             raise SpaceError(f"sequences of {length} tokens, but the model has places for 1 to {self.length}")
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.vocabulary, (1, length), generator=generator)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        tokens = torch.randint(vocabulary, (1, length), generator=generator)
         example = {"input_ids": tokens, "use_cache": False}
         return convert(self.model, example, blocks=self.blocks, candidates={"skip": skip()} if skips else None)
 
@@ -206,7 +202,7 @@ class LibraryFiles:
         blocks = [module for module in map(_module_of, layers) if isinstance(module, BlockLayer)]
         if any(not block.path for block in blocks):
             raise ExportError(f"a {library.kind} model has its own blocks alone, and this network has others")
-        # paths in the model, by those in the network
+        # numbers that the blocks have in the original
         self._kept = [int(block.path.rpartition(".")[2]) for block in blocks]
         self._config = library.smaller(self._kept)
         for name, value in tokens.items():

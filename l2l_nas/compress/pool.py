@@ -6,6 +6,7 @@ Nothing of a folder is run.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,7 +67,7 @@ class _SmallerAttention:
                 raise error
 
 
-class PublishedPool(LayerPool):
+class PublishedPool(LayerPool, ABC):
     """A pool of a published model's layers; `original` is the model itself."""
 
     tokenizer: Tokenizer | None = None  # what its networks are trained with; None: the model's own
@@ -75,32 +76,24 @@ class PublishedPool(LayerPool):
         super().__init__(positions, inputs=inputs)
         self.published = published
 
+    @abstractmethod
     def compare(self) -> str:
         """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
 
         Raises:
             StorageError: logits or tokens differ.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
         """See `training.published_format.Publishable`."""
-        raise NotImplementedError
 
     def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
         """See `training.published_format.Publishable`."""
         return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why)
 
-    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
-        """See `training.published_format.Publishable`."""
-        raise ExportError(f"no GGUF file is written of a {self.published.config['model_type']} model")
-
-    def read_gguf(self, source: ExportSource, path: Path) -> Call:
-        """See `training.published_format.Publishable`."""
-        raise NotImplementedError
-
     @property
-    def tokens(self) -> Mapping[str, Any]:
+    def token_fields(self) -> Mapping[str, Any]:
         """Fields of the config that follow from the tokenizer, where it is another one than the model's."""
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -127,11 +120,23 @@ class LibraryPool(PublishedPool):
 
     def hugging_face(self, source: ExportSource) -> LibraryFiles:
         """See `training.published_format.Publishable`."""
-        return LibraryFiles(self.library, source, tokens=self.tokens)
+        return LibraryFiles(self.library, source, tokens=self.token_fields)
 
     def compare(self) -> str:
         """See `PublishedPool`; the modules are the very ones."""
         return told_of(self.library, self.published.tokenizer() if self.tokenizer is None else None)
+
+    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
+        """See `training.published_format.Publishable`."""
+        raise self._no_gguf
+
+    def read_gguf(self, source: ExportSource, path: Path) -> Call:
+        """See `training.published_format.Publishable`."""
+        raise self._no_gguf
+
+    @property
+    def _no_gguf(self) -> ExportError:
+        return ExportError(f"no GGUF file is written of a {self.library.kind} model")
 
 
 class FamilyPool(PublishedPool):
@@ -186,7 +191,7 @@ class FamilyPool(PublishedPool):
 
     @property
     def _config(self) -> Mapping[str, Any]:
-        return {**self.published.config, **self.tokens}
+        return {**self.published.config, **self.token_fields}
 
 
 def is_published(name: str) -> bool:

@@ -28,7 +28,7 @@ from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
 TASKS = ("wikitext", "text", "lambada", "recall")
-_WINDOWS = ("wikitext", "text")  # of which a stride is
+WINDOWS = ("wikitext", "text")  # of which a stride is
 # of the device's free memory, what weights may take that stay there
 _SHARE = 0.5
 
@@ -94,7 +94,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     scores = {name: _scored(model, *one) for name, one in tasks.items()}
     found, count = joined(scores) if task == "recall" else scores[0], sum(len(samples) for _, samples in tasks.values())
     text = read_text(file)
-    if task in _WINDOWS and (lost := model.tokenizer.num_lost(text)):
+    if task in WINDOWS and (lost := model.tokenizer.num_lost(text)):
         why = (
             f"the tokenizer has no token for {lost:,} of {len(text):,} characters and leaves them out: bits_per_byte "
             "and word_perplexity are too low"
@@ -111,7 +111,7 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
     """
     if task not in TASKS:
         raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
-    if task not in _WINDOWS and stride:
+    if task not in WINDOWS and stride:
         raise SettingError(f"stride is of a text's windows, which task={task} has none of; leave it out")
     if task == "lambada":
         read_passages(file)

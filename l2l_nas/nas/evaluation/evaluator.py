@@ -90,8 +90,7 @@ class Evaluator:
         self._test = test
         self._sample = sample_of(validation, seed=self.server.seed)
         self.budget = budget
-        self._runs: Runs = self.run_here
-        self._runs_apart = False
+        self._runs: Runs | None = None  # what does segments in place of `run_here`
         self.provenance = WeightProvenance()
         # what `score_all` gave, by architecture and checksums of its weights
         self._known: dict[tuple[Architecture, str], Score] = {}
@@ -125,7 +124,7 @@ class Evaluator:
         Args:
             runs: takes what `run_here` does.
         """
-        self._runs, self._runs_apart = runs, True
+        self._runs = runs
 
     def learn_from(self, trainer: Trainer) -> None:
         """Train with another trainer of the same relay from now on."""
@@ -237,7 +236,7 @@ class Evaluator:
         """
         given = segment.server or start
         is_own = segment.weights != "shared" if given is None else given is not self.server
-        is_own |= self._runs_apart
+        is_own |= self._runs is not None
 
         def done(loss: float) -> None:
             if after_step is not None:
@@ -246,7 +245,7 @@ class Evaluator:
                 poll()
 
         def here(segment: Segment, done: AfterStep) -> SegmentResult:
-            return self._runs(segment, done, start)
+            return (self._runs or self.run_here)(segment, done, start)
 
         return self._lead.do("train and score", (segment, done), here)
 

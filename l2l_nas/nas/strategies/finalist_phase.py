@@ -48,7 +48,7 @@ class Finalists(Phase):
         if budget.finalists == 0:
             search.best = Finalist(best[0], search.figures(best[0].architecture))
             return
-        chosen = chosen_finalists(search)
+        chosen = chosen_finalists(search, allowed)
         if not chosen:
             raise ConstraintError("no finished trial is as small as any of strategy.sizes; ask for more search.trials")
         key = key_of(chosen, finalist_settings(search))
@@ -99,12 +99,8 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
     return replace(best, server=server)
 
 
-def chosen_finalists(search: SearchContext) -> list[TrialRecord]:
-    """The trials that are trained further, best first; of sizes, the best of each of them first."""
-    return _chosen(search, [record for record in search.allowed(search.study.records) if record.in_space])
-
-
-def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
+def chosen_finalists(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Those of the allowed trials that are trained further, best first; of sizes, the best of each of them first."""
     if search.sizes:
         groups = by_size(search.sizes, allowed, lambda record: record.architecture)
         return choose_each(list(groups.values()), search.goals, count=search.budget.finalists)
@@ -135,7 +131,7 @@ def _trained(
         left = [record for record in left if record.number not in failed]
         if best is not None:
             break
-        records = _chosen(search, left) if attempt < _ATTEMPTS and ranked(left, search.goals) else []
+        records = chosen_finalists(search, left) if attempt < _ATTEMPTS and ranked(left, search.goals) else []
         if not records:
             assert rounds.failure is not None
             raise rounds.failure
