@@ -27,7 +27,6 @@ _USE = {
     "module": "in Python: l2l_nas.plain_module(pool, architecture)",
     "program": 'torch.export.load("{path}").module()',
     "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
-    "source": 'cd {path.parent}; python -c "import network; print(network.load())"',
     "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}", trust_remote_code=True)',
     "gguf": "llama-cli -m {path}",
     "gguf_f16": "llama-cli -m {path}",

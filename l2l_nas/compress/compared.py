@@ -6,9 +6,15 @@ short text. It never runs code of a folder, nor connects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,11 +22,13 @@ from torch import Tensor
 
 from l2l_nas.compress.families import Family
 from l2l_nas.compress.rows import FAMILIES
+from l2l_nas.compress.varied import is_varied, kind_of
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import SettingError, StorageError, described, one_line
 from l2l_nas.plugins import optional
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.formats import largest_difference, silence
+from l2l_nas.training.published_format import MODELING
 from l2l_nas.training.samples import own_generators
 
 TOLERANCE = 1e-3  # of the largest logit: sums in float32 in another order differ by a hundredth of it
@@ -37,13 +45,16 @@ class Uncompared(Exception):
     """Why two could not be compared."""
 
 
-def compare_logits(folder: Path, family: Family, config: Mapping[str, Any], ours: Callable[[Tensor], Tensor]) -> str:
+def compare_logits(
+    folder: Path, family: Family, config: Mapping[str, Any], ours: Callable[[Tensor], Tensor], *, is_ours: bool = False
+) -> str:
     """Compare logits of a folder's model with those that `transformers` gives.
 
     Args:
         folder: with config.json and model.safetensors.
         family, config: of the model.
         ours: logits [batch, length, vocabulary] of tokens, int64 [batch, length].
+        is_ours: whether an export wrote the folder right now, so that its own code may run.
 
     Returns:
         What was found, in a few words.
@@ -52,8 +63,8 @@ def compare_logits(folder: Path, family: Family, config: Mapping[str, Any], ours
         Uncompared: `transformers` is missing, or does not load the folder, or the model is too large.
         StorageError: the logits differ.
     """
-    kind = config["model_type"]
-    if kind not in FAMILIES:
+    kind = kind_of(config)
+    if is_varied(config) and not is_ours:
         raise Uncompared("it has its own code, which is not run")
     num_bytes = 4 * sum(torch.Size(shape).numel() for shape in family.shapes.values())
     most = min(_MOST_BYTES, int(_SHARE * free_memory_bytes()))
@@ -63,7 +74,8 @@ def compare_logits(folder: Path, family: Family, config: Mapping[str, Any], ours
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(min(1, family.vocabulary - 1), family.vocabulary, (1, length), generator=generator)
     auto = "AutoModelForMaskedLM" if FAMILIES[kind].is_masked else "AutoModelForCausalLM"
-    version, theirs = _run(folder, auto, tokens)
+    own = config["architectures"][0] if is_varied(config) else ""
+    version, theirs = _run(folder, own or auto, tokens, has_code=bool(own))
     with torch.no_grad():
         logits = ours(tokens).float()
     difference, scale = largest_difference((logits,), (theirs,)), float(theirs.abs().max())
@@ -77,17 +89,36 @@ def compare_logits(folder: Path, family: Family, config: Mapping[str, Any], ours
 
 
 @own_generators()
-def _run(folder: Path, auto: str, tokens: Tensor) -> tuple[str, Tensor]:
-    """The version of `transformers`, and its logits."""
+def _run(folder: Path, name: str, tokens: Tensor, *, has_code: bool) -> tuple[str, Tensor]:
+    """The version of `transformers`, and its logits, by a class of it, or of the folder's own code."""
     library = _library()
     # attention that is written out: the others leave out caps
     how = {**OFFLINE, "use_safetensors": True, "dtype": torch.float32, "attn_implementation": "eager"}
     try:
-        with silence(), torch.no_grad():
-            model = getattr(library, auto).from_pretrained(folder, **how).eval()
+        with silence(), torch.no_grad(), _imported(folder) if has_code else contextlib.nullcontext(library) as classes:
+            model = getattr(classes, name).from_pretrained(folder, **how).eval()
             return library.__version__, model(input_ids=tokens).logits.float()
     except Exception as error:  # of anybody's
+        if has_code:
+            raise StorageError(f"{folder}: what was written does not load: {_reason(error)}") from error
         raise Uncompared(f"it does not run in transformers: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def _imported(folder: Path) -> Iterator[ModuleType]:
+    """The code of a folder, which is forgotten afterwards."""
+    name = "l2l_nas_written"
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    importlib.invalidate_caches()
+    try:
+        yield importlib.import_module(f"{name}.{MODELING}")
+    finally:
+        sys.dont_write_bytecode = writes
+        for one in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+            del sys.modules[one]
 
 
 def compare_tokens(folder: Path, tokenizer: Tokenizer) -> str:

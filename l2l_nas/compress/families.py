@@ -107,21 +107,24 @@ def row_of(config: Mapping[str, Any]) -> FamilyRow:
     return FAMILIES[kind]
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
+def family_of(config: Mapping[str, Any], *, heads_width: int | None = None) -> Family:
     """The family of a model whose `config.json` has this content.
+
+    Args:
+        heads_width: of all heads together, where it is less than that of the model and the config cannot say so.
 
     Raises:
         SpaceError: an unknown family, or something in it that our layers do not do.
     """
     row = row_of(config)
     fields = Config({**row.defaults, **config})
-    family = _FamilyBuilder(row, fields).family()
+    family = _FamilyBuilder(row, fields, heads_width).family()
     fields.refuse_unread(ONLY, row.unread)
     return family
 
 
 class _FamilyBuilder:
-    def __init__(self, row: FamilyRow, config: Config) -> None:
+    def __init__(self, row: FamilyRow, config: Config, heads_width: int | None) -> None:
         config.only(row.only)
         self._row, self._config = row, config
         self._hidden, self._vocabulary, self._length = map(self._count, ("hidden", "vocabulary", "length"))
@@ -136,6 +139,7 @@ class _FamilyBuilder:
             bias=self._has(row.inner_bias),
             dropout=self._dropout("dropout"),
         )
+        self._num_heads, self._size = self._heads_of(heads_width)
 
     def family(self) -> Family:
         row = self._row
@@ -225,12 +229,21 @@ class _FamilyBuilder:
             inner = partial(MixtureOfExperts, hidden, wide, routing=self._routing, **options)
         return {"attention": partial(SelfAttention, hidden, heads, self._style), "feedforward": inner}
 
-    def _heads(self, kind: str) -> Heads:
-        row, config, count = self._row, self._config, self._count("heads")
+    def _heads_of(self, width: int | None) -> tuple[int, int | None]:
+        """How many heads there are, and their size, if it is not the width of the model over their number."""
+        row, count = self._row, self._count("heads")
         if count > self._hidden:
             raise SpaceError(f"config: {count} attention heads for a width of {self._hidden}")
+        if width is None:
+            return count, self._config.count(row.keys["size"], self._hidden // count) if "size" in row.keys else None
+        size = self._hidden // count
+        if "size" in row.keys or not 0 < width < self._hidden or width % size:
+            raise SpaceError(f"config: heads of a width of {width} together, where the model has {count} of {size}")
+        return width // size, size
+
+    def _heads(self, kind: str) -> Heads:
+        row, config, count, size = self._row, self._config, self._num_heads, self._size
         shared = config.count(row.keys["key_value"], count) if "key_value" in row.keys else None
-        size = config.count(row.keys["size"], self._hidden // count) if "size" in row.keys else None
         rotary = rotary_of(config, row.rope, kind) if row.rope is not None else None
         if rotary is not None and (count % (shared or count) or rotary.turning(size or self._hidden // count) % 2):
             raise SpaceError(
@@ -279,7 +292,7 @@ class _FamilyBuilder:
                 yield key, TensorSource(block + _named(row.names, f"{module}.{leaf}"), is_turned)
                 continue
             name, parts = fused[part]
-            groups = self._count("heads") if row.is_by_head else 1
+            groups = self._num_heads if row.is_by_head else 1
             before = key.removesuffix(f"{part}.{leaf}")
             counts = [len(parameters[f"{before}{other}.{leaf}"]) // groups for other in parts]
             begin = sum(counts[: parts.index(part)])

@@ -1,186 +1,149 @@
-"""A network that l2l_nas found, for transformers: from_pretrained(FOLDER, trust_remote_code=True).
+"""A network that l2l_nas found, whose layers differ: from_pretrained(FOLDER, trust_remote_code=True).
 
-Layers of a causal network treat what lies behind a token as if it was not there, and so padding is put there.
+The model is transformers' own; `per_layer_config` says what each layer has other than the rest, and what it skips.
 """
 
-import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, Cache
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.pytorch_utils import Conv1D
+
+FAMILY = "llama"
+BaseConfig: Any = CONFIG_MAPPING[FAMILY]
+Base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[BaseConfig]
+for known in (FAMILY, Base.__name__):  # names of tensors that are other ones in files
+    if renamed := get_checkpoint_conversion_mapping(known):
+        register_checkpoint_conversion_mapping(f"l2l_nas_{FAMILY}", renamed, overwrite=True)
 
 
-def build() -> nn.Sequential:
-    """The layers, with weights that are drawn."""
-    raise NotImplementedError  # an export has those of a network here
+class Block(dict):  # type: ignore[type-arg]
+    """A layer as programs ask for it that know `block_configs`: block.attention.no_op."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return Block(self[name]) if isinstance(self[name], dict) else self[name]
 
 
-class FoundConfig(PreTrainedConfig):
-    """Numbers that other programs ask for; the layers are those of `build`."""
+class FoundConfig(BaseConfig):
+    """The config of the model, and of layers that differ."""
 
-    model_type = "l2l_nas"
+    model_type = f"l2l_nas_{FAMILY}"
+    # of a layer: ranks of linear maps in place of a part; of products that matrices are; tokens that attention sees;
+    # the width of all its heads, where no field of the family tells their size
+    attention_map = mlp_map = mlp_rank = attention_window = attention_width = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if blocks := getattr(self, "block_configs", None):
+            self.block_configs = [Block(block) for block in blocks]
 
 
-class Past(DynamicCache):
-    """What layers know of earlier tokens, as their method `extend` returns it."""
+class LayerConfig:
+    """The config of a layer; what attention is computed by is that of the model, which may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any, own: Any) -> None:
+        self.__dict__.update(model=model, own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["model" if "attn_implementation" in name else "own"], name)
+
+
+class Products(nn.Module):
+    """A linear layer whose matrices are products of two, one behind the other where it holds several."""
+
+    def __init__(self, old: Any, rank: int, count: int) -> None:
         super().__init__()
-        self.seen = 0  # how many tokens there were
-        self.caches: dict[int, tuple[Tensor, ...]] = {}  # by number of the layer
+        taken, given = sizes(old)
+        sized = (taken, rank, False), (rank, given // count, old.bias is not None)
+        self.products = nn.ModuleList(nn.Sequential(*(nn.Linear(*one) for one in sized)) for _ in range(count))
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens there were."""
-        return self.seen
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take other rows of the batch, in this order."""
-        for number, cache in self.caches.items():
-            rows = (part.index_select(0, beam_idx.to(part.device)) if part.dim() else part for part in cache)
-            self.caches[number] = tuple(rows)
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        return torch.cat([product(x) for product in self.products], dim=-1)
 
 
-class FoundNetwork(PreTrainedModel):
-    """The layers, in order."""
+class Instead(nn.Module):
+    """Stands in for a part of a layer: gives "zeros", the "same" as it takes, or a linear "map" of it."""
+
+    def __init__(self, kind: str, number: int, width: int = 0, rank: int = 0, bias: bool = False) -> None:
+        super().__init__()
+        self.kind, _, attention = kind.partition("_")
+        self.number = number if attention else None
+        if self.kind == "map":
+            self.map = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=bias))
+
+    def forward(self, hidden_states: Tensor, *args: Any, past_key_values: Cache | None = None, **kwargs: Any) -> Any:
+        """[batch, length, width], or that and no attention weights."""
+        given = hidden_states if self.kind == "same" else hidden_states * 0
+        given = self.map(hidden_states) if self.kind == "map" else given
+        if self.number is None:
+            return given
+        if past_key_values is not None:  # which counts tokens
+            counted = hidden_states.new_zeros(len(hidden_states), 1, hidden_states.shape[1], 1)
+            past_key_values.update(counted, counted, self.number)
+        return given, None
+
+
+def windowed(config: Any, number: int, window: int) -> Any:
+    """What is called before attention, so that a token sees so many, itself among them."""
+
+    def hook(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if config._attn_implementation not in ("eager", "sdpa"):
+            raise ValueError("layers with windows of their own need attn_implementation='sdpa' or 'eager'")
+        x, past = args[0] if args else kwargs["hidden_states"], kwargs.get("past_key_values")
+        mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+        new, seen = x.shape[1], 0 if past is None else past.get_seq_length(number)
+        length, start = (new, 0) if past is None else past.get_mask_sizes(new, number)
+        places = torch.arange(seen, seen + new, device=x.device)[:, None]
+        far = (places - torch.arange(start, start + length, device=x.device))[None, None]
+        sees = (far.abs() < window) & (far >= 0 if getattr(attention, "is_causal", True) else True)
+        if mask is None:
+            mask = sees if config._attn_implementation == "sdpa" else x.new_zeros(1, 1, new, length)
+        sees = mask & sees if mask.dtype == torch.bool else mask.masked_fill(~sees, torch.finfo(mask.dtype).min)
+        return ((x, sees, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "attention_mask": sees})
+
+    return hook
+
+
+def sizes(linear: Any) -> tuple[int, int]:
+    """Of what a linear layer takes and gives."""
+    return (linear.nx, linear.nf) if isinstance(linear, Conv1D) else (linear.in_features, linear.out_features)
+
+
+class FoundForCausalLM(Base):
+    """The model, with layers of their own."""
 
     config_class = FoundConfig
-    _supports_sdpa = True
 
-    def __init__(self, config: FoundConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.network = build()
-        owners: dict[int, str] = {}
-        self._tied_weights_keys = {}
-        for name, parameter in self.named_parameters(remove_duplicate=False):
-            owner = owners.setdefault(id(parameter), name)
-            if owner != name:
-                self._tied_weights_keys[name] = owner
+        layers = self.get_submodule(config.modules["layers"])
+        for number, own in enumerate(config.per_layer_config):
+            layers[number] = self._changed(type(layers[number])(LayerConfig(config, own), number), own, number)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The embedding of tokens."""
-        return next(part for part in self.network.modules() if isinstance(part, nn.Embedding))
-
-
-class FoundForCausalLM(FoundNetwork, GenerationMixin):
-    """A network that says of each token which one comes next."""
-
-    _is_stateful = True  # what layers know of tokens cannot be taken back: `generate` refuses what would need that
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        past_key_values: DynamicCache | None = None,
-        use_cache: bool | None = None,
-        position_ids: None = None,
-        inputs_embeds: None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits [batch, length, vocabulary] of what follows each token, and their loss where there are labels.
-
-        Args:
-            input_ids: int64 [batch, length]; where there were tokens before, those that are new.
-            attention_mask: [batch, all tokens], 0 for padding, on either side.
-            labels: int64 [batch, length], -100 for those that do not count; each is compared with the logits before it.
-            past_key_values: what was returned for the tokens before.
-            use_cache: whether to return what is needed to go on; without padding alone.
-            logits_to_keep: of so many last tokens, or of these places, logits are returned; 0: of all.
-        """
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        if position_ids is not None or inputs_embeds is not None:
-            raise ValueError("this network takes input_ids and attention_mask; it has no position_ids or inputs_embeds")
-        is_padded = attention_mask is not None and not bool(attention_mask.all())
-        past = None
-        if past_key_values is not None and past_key_values.get_seq_length():
-            if is_padded or not isinstance(past_key_values, Past):
-                raise ValueError("this network goes on with what it returned itself, and without padding")
-            past = past_key_values
-        elif use_cache and self.config.has_cache and not is_padded:
-            past = Past()
-        if past is not None:
-            logits = self._extended(input_ids, past, kept)
-        elif attention_mask is not None and is_padded:
-            logits = self._padded(input_ids, attention_mask)[:, kept]
-        else:
-            logits = self.network(input_ids)[:, kept]
-        loss = None
-        if labels is not None:
-            some = logits.contiguous()  # of which it makes another view
-            loss = self.loss_function(logits=some, labels=labels, vocab_size=logits.shape[-1], **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        past_key_values: DynamicCache | None = None,
-        attention_mask: Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """All tokens so far, or those that are new where there is something to go on with."""
-        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-        is_piece = input_ids.shape[1] <= seen  # of a prompt, which comes without the tokens before
-        return {
-            "input_ids": input_ids if is_piece else input_ids[:, seen:],
-            "past_key_values": past_key_values,
-            "attention_mask": attention_mask,
-            "use_cache": use_cache,
-            "logits_to_keep": kwargs.get("logits_to_keep", 0),
-        }
-
-    def _padded(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """With padding behind the tokens of each row, and back where they were."""
-        order = (mask == 0).long().argsort(dim=1, stable=True)
-        logits = self.network(tokens.gather(1, order))
-        return logits.gather(1, order.argsort(dim=1)[..., None].expand_as(logits))
-
-    def _extended(self, tokens: Tensor, past: Past, kept: slice | Tensor) -> Tensor:
-        x = tokens
-        layer: Any
-        # a Sequential means something else by `extend`
-        extends = [hasattr(layer, "extend") and not isinstance(layer, nn.Sequential) for layer in self.network]
-        last = max((number for number, does in enumerate(extends) if does), default=-1)
-        for number, layer in enumerate(self.network):
-            if number == last + 1:  # all behind it treat every token alike
-                x = x[:, kept]
-            if extends[number]:
-                x, past.caches[number] = layer.extend(x, past.caches.get(number))
-            else:
-                x = layer(x)
-        past.seen += tokens.shape[1]
-        return x if last + 1 < len(extends) else x[:, kept]
-
-
-class FoundForMaskedLM(FoundNetwork):
-    """A network that says which tokens are masked."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Logits [batch, length, vocabulary] of each token, and their loss where there are labels.
-
-        Args:
-            input_ids, token_type_ids: int64 [batch, length].
-            attention_mask: [batch, length], 0 for padding.
-            labels: int64 [batch, length], -100 for those that do not count.
-        """
-        is_padded = attention_mask is not None and not bool(attention_mask.all())
-        more = {"documents": attention_mask} if is_padded else {}  # tokens see those of their own number
-        embedding, *layers = self.network
-        x = embedding(input_ids, token_type_ids)
-        for layer in layers:
-            takes = inspect.signature(layer.forward).parameters
-            x = layer(x, **{name: value for name, value in more.items() if name in takes})
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=x, labels=labels, vocab_size=x.shape[-1], **kwargs)
-        return MaskedLMOutput(loss=loss, logits=x)
+    def _changed(self, layer: Any, own: Any, number: int) -> Any:
+        modules, width, inner = self.config.modules, self.config.hidden_size, own.attention_width
+        instead: Any = [(modules["skips"][part], ()) for part in getattr(own, "skip", ())]
+        for part, rank in (("attention", own.attention_map), ("mlp", own.mlp_map)):
+            instead += [(modules["maps"][part], (width, rank, modules["map_bias"]))] if rank else []
+        for names, sized in instead:
+            for name, kind in names.items():
+                layer.set_submodule(name, Instead(kind, number, *sized))
+        for name, count in modules["products"].items() if own.mlp_rank else ():
+            layer.set_submodule(name, Products(layer.get_submodule(name), own.mlp_rank, count))
+        for name, count in modules["heads"].items() if inner else ():
+            old = layer.get_submodule(name)
+            taken, given = (sizes(old)[0], count * inner) if count else (inner, sizes(old)[1])
+            new = Conv1D(given, taken) if isinstance(old, Conv1D) else nn.Linear(taken, given, old.bias is not None)
+            layer.set_submodule(name, new)
+        if inner and hasattr(layer, "attn"):  # of GPT-2
+            layer.attn.split_size = inner
+        if own.attention_window:
+            attention = layer.get_submodule(next(iter(modules["maps"]["attention"])))
+            attention.register_forward_pre_hook(windowed(self.config, number, own.attention_window), with_kwargs=True)
+        return layer

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.compress.coded import CodedModel
-from l2l_nas.compress.coded_family import CODED, model_of
 from l2l_nas.compress.compared import Uncompared, compare_logits, compare_tokens
 from l2l_nas.compress.families import Family, TensorSource
 from l2l_nas.compress.folder import Folder
@@ -27,6 +25,7 @@ from l2l_nas.compress.gguf_tokenizer import add_tokenizer
 from l2l_nas.compress.library import LibraryFiles, LibraryModel, told_of
 from l2l_nas.compress.model_card import LICENCES, model_card
 from l2l_nas.compress.rows import FAMILIES
+from l2l_nas.compress.varied import kind_of, model_of
 from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
 from l2l_nas.relay.interface import Batch
@@ -146,14 +145,9 @@ class FamilyPool(PublishedPool):
         super().__init__(positions, published, inputs=family.inputs(length))
         self.family = family
 
-    def hugging_face(self, source: ExportSource) -> FoundModel | CodedModel:
-        """See `training.published_format.Publishable`; a network that no family has comes with its own code."""
-        try:
-            return found_model(self._config, self._chosen(source))
-        except (ExportError, SpaceError) as error:
-            is_coded = self._config.get("model_type") == CODED
-            why = "the model that it was found in has its own code" if is_coded else str(error)
-            return CodedModel(source, self._config, self.family, why=why)
+    def hugging_face(self, source: ExportSource) -> FoundModel:
+        """See `training.published_format.Publishable`; a network whose layers differ comes with code."""
+        return found_model(self._config, self._chosen(source))
 
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """See `training.published_format.Publishable`."""
@@ -211,7 +205,7 @@ def vocabulary_of(published: Folder) -> int:
 
 def has_family(config: Mapping[str, Any]) -> bool:
     """Whether a row describes the model, or its config its layers; `transformers` makes all others."""
-    return config["model_type"] in (*FAMILIES, CODED)
+    return kind_of(config) in FAMILIES
 
 
 def open_published(name: str) -> Folder:
@@ -351,7 +345,8 @@ def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) 
     for window in wanted.windows:
         if window < 1:
             raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
-        found[f"window_{window}"] = replace(heads, window=window)
+        if heads.window is None or window < heads.window:
+            found[f"window_{window}"] = replace(heads, window=window)
     wanted.offered.update(found)
     for name, smaller in found.items():
         yield name, (hidden, smaller, *rest), {}

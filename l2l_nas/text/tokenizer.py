@@ -332,8 +332,8 @@ def _byte_level(vocabulary: Path, merges: Path, about: Mapping[str, Any]) -> Any
 def _refuse_other_cuts(folder: Path, about: Mapping[str, Any]) -> None:
     """Refuse two files whose text is not cut as GPT-2's is: they do not say how."""
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-    kind, family = about.get("tokenizer_class"), config.get("found_in", config.get("model_type"))
-    if kind not in (None, "GPT2Tokenizer", "GPT2TokenizerFast") or (kind is None and family not in (None, "gpt2")):
+    kind, family = about.get("tokenizer_class"), str(config.get("model_type", "")).removeprefix("l2l_nas_")
+    if kind not in (None, "GPT2Tokenizer", "GPT2TokenizerFast") or (kind is None and family not in ("", "gpt2")):
         raise StorageError(
             f"{folder} has no tokenizer.json, and how a {kind or family} cuts a text before its merges is said there "
             "alone; write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"

@@ -57,7 +57,6 @@ from l2l_nas.training.formats import (
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.published_format import GGUFFile, HalfGGUFFile, HuggingFace
 from l2l_nas.training.samples import groups_of, own_generators
-from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
 
 __all__ = ["Export", "ExportError", "Exported", "PlainNetwork", "build_network", "export_network", "plain_module"]
@@ -66,7 +65,6 @@ FORMATS: dict[str, Format] = {
     "state_dict": StateDict(),
     "program": Program(),
     "onnx": Onnx(),
-    "source": SourceCode(),
     "hugging_face": HuggingFace(),
     "gguf": GGUFFile(),
     "gguf_f16": HalfGGUFFile(),

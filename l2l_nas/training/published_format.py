@@ -13,10 +13,8 @@ from torch import Tensor
 from l2l_nas.errors import SettingError
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.formats import ROUNDED, Call, ExportError, ExportSource, Format, write_tensors
-from l2l_nas.training.source_format import layer_files
 
 MODELING = "modeling_l2l_nas"  # the module of a network that comes with its own code
-LEAD = ".modeling_"  # of its files of layers: those of `source` may lie in the same folder
 
 
 @runtime_checkable
@@ -68,10 +66,7 @@ class HuggingFace(Format):
     which published tensor each of its parameters is. A network that no family has comes with its own code.
     """
 
-    files = (
-        *(f"{MODELING}.py", *(f"{LEAD[1:]}{name}" for name in layer_files())),
-        *("README.md", "config.json", "model.safetensors"),
-    )
+    files = (f"{MODELING}.py", "README.md", "config.json", "model.safetensors")
 
     def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
         return pool.beside if isinstance(pool, Publishable) else {}
@@ -121,5 +116,7 @@ class HalfGGUFFile(GGUFFile):
 
 def _published(source: ExportSource) -> Publishable:
     if not isinstance(source.pool, Publishable):
-        raise ExportError("the pool is not of a published model (space.pool=hf:FOLDER); export the network as source")
+        raise ExportError(
+            "the pool is not of a published model (space.pool=hf:FOLDER); export the network as state_dict or program"
+        )
     return source.pool

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import ast
-import importlib
 import json
-import pkgutil
 import re
 from functools import partial
 
@@ -20,7 +17,6 @@ from l2l_nas import (
     Regression,
     Relay,
     TensorSpec,
-    layers,
     plain_module,
 )
 from l2l_nas.errors import SettingError
@@ -30,7 +26,6 @@ from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network
 from l2l_nas.training.fit import evaluate
 from l2l_nas.training.formats import ExportSource, largest_difference
-from l2l_nas.training.source_format import _freed, _importable, _with_imported
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 from tests.training.exports import linear_problem, made
 
@@ -71,15 +66,6 @@ def test_the_network_is_the_relay_s_bit_for_bit(pool, choices):
         outputs = build_network(server, architecture)(*inputs)
     got = outputs if isinstance(outputs, tuple) else (outputs,)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(layers.__path__)])
-def test_files_of_layers_leave_without_the_rest_of_the_package(name):
-    for module in _with_imported({f"l2l_nas.layers.{name}"}):
-        nodes = list(ast.walk(ast.parse(_freed(module))))
-        imported = [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-        assert not [other for other in imported if other.startswith("l2l_nas")], module
-        assert "Splits" not in {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def test_a_tied_weight_is_one_parameter_and_a_layer_used_twice_one_module():
@@ -226,36 +212,6 @@ def test_positions_that_are_called_as_another_s_module_keep_their_own():
     expected = Relay(server).predict(architecture, inputs, micro_batch=3)[0]
     with torch.no_grad():
         assert torch.equal(network(*inputs), expected)
-
-
-def source_of(pool, choices, folder):
-    """What is exported as source, written and read again."""
-    split = Split((torch.randn(5, 6),), torch.zeros(5, 6))
-    problem = Problem(pool, Data(split, split), Regression())
-    server, architecture = made(pool, choices)
-    export = export_network(server, architecture, folder, problem=problem, micro_batch=4, formats=["source"])
-    assert not export.refused
-    assert export.formats["source"].difference == 0
-    with _importable(folder):
-        return importlib.import_module("network").load()
-
-
-def test_a_layer_used_twice_is_one_layer_in_the_source_too(tmp_path):
-    layers = [Candidate("linear", partial(nn.Linear, 6, 6)), Candidate("norm", partial(nn.LayerNorm, 6))]
-    pool = LayerPool.repeated(
-        layers, depth=3, inputs=TensorSpec((6,)), last=Candidate("head", partial(nn.Linear, 6, 6))
-    )
-    network = source_of(pool, ["linear", "norm", "linear", "head"], tmp_path / "out")
-    assert network[0] is network[2]
-    assert len(network) == 4
-
-
-def test_the_source_of_tied_weights_is_python_whatever_its_positions_are_called(tmp_path):
-    layers = [Candidate("linear", partial(nn.Linear, 6, 6, bias=bias), {"weight": "shared"}) for bias in (True, False)]
-    names = ["class", "b.x+y"]
-    pool = LayerPool([Position(*one) for one in zip(names, layers, strict=True)], inputs=TensorSpec((6,)))
-    network = source_of(pool, ["linear", "linear"], tmp_path / "out")
-    assert network[0].weight is network[1].weight
 
 
 def test_numbers_of_the_caller_stay_as_they_were(tmp_path):

@@ -118,14 +118,14 @@ def test_what_its_user_changed_is_no_export_s_any_more(tmp_path):
     problem = linear_problem(nn.Linear)
     server, architecture = made(problem.pool, ["x"])
     run = partial(export_network, server, architecture, tmp_path, problem=problem, micro_batch=5)
-    run(formats=["source"])
-    (tmp_path / "network.py").write_text("changed by hand")
-    with pytest.raises(ExportError, match=r"network\.py is there already, and no export wrote it"):
-        run(formats=["source"])
+    run(formats=["state_dict", "program"])
+    (tmp_path / "model.pt2").write_text("changed by hand")
+    with pytest.raises(ExportError, match=r"model\.pt2 is there already, and no export wrote it"):
+        run(formats=["program"])
     run(formats=["state_dict"])
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"export.json", "network.py", "state_dict.safetensors"}
-    assert (tmp_path / "network.py").read_text() == "changed by hand"
+    assert left == {"export.json", "model.pt2", "state_dict.safetensors"}
+    assert (tmp_path / "model.pt2").read_text() == "changed by hand"
 
 
 def test_a_manifest_without_digests_says_whose_files_these_are_too(tmp_path):
