@@ -8,12 +8,13 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.evaluated import note_evaluation
+from l2l_nas.runs.page import write_again
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.reading import Reading
 from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.text.language import TASKS, WINDOWS, check_task
+from l2l_nas.text.language import ANSWERS, TASKS, WINDOWS, check_task
 from l2l_nas.training.score import Score
 
 
@@ -79,6 +80,8 @@ def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    if conf.task == ANSWERS and (not conf.run or conf.original):
+        raise SettingError("task=answers compares a run's network with its original: name run=, without original=true")
     check_task(conf.task, file, stride=conf.stride)
     model = reading.open_model(original=conf.original)
     score, count = reading.score_text(conf.task, file, stride=conf.stride)
@@ -88,7 +91,7 @@ def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
         console.print(model.compared, soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
-    noun = "windows" if conf.task in WINDOWS else "passages"
+    noun = "windows" if conf.task in WINDOWS else "answers" if conf.task == ANSWERS else "passages"
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if score.problem:
         warn(console, score.problem)
@@ -97,8 +100,9 @@ def _evaluate_text(conf: EvaluateConf, reading: Reading) -> None:
             task = f"{conf.task} stride={conf.stride}" if conf.stride else conf.task
             original = fingerprint(model.server.whole_pool) if conf.original else ""
             note_evaluation(conf.run, task, file, score, tokenizer=model.tokenizer.fingerprint, original=original)
+            write_again(Path(conf.run))
         except StorageError as error:
-            warn(console, f"not kept for the card of an export: {error}")
+            warn(console, f"not kept for the card of an export and for the page: {error}")
 
 
 def _shown(score: Score, name: str) -> str:

@@ -13,7 +13,7 @@ from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label, 
 from l2l_nas.report.charts.grid import DASH, Cell, Grid
 from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
 from l2l_nas.report.network import TEST, VALIDATION, Network, finite
-from l2l_nas.report.text import format_value
+from l2l_nas.report.text import format_value, with_error
 
 _MAX_CELLS = 6000
 _TAKEN = "\N{BLACK STAR}"
@@ -47,6 +47,30 @@ class TakenApart:
             _sizes(sizes, goal, original) if sizes else None,
             _front(sizes, Goal(goal, bool(first["maximize"])), original) if sizes and original else None,
         )
+
+
+def text_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table | None:
+    """What `evaluate` measured on texts; None where it measured nothing.
+
+    Args:
+        found: values and errors by metric, by network, by text.
+    """
+    names = sorted({name for one in found.values() for name in one}, key=lambda name: (name != "original", name))
+    rows = []
+    for what, of in sorted(found.items()):
+        for metric in dict.fromkeys(str(name) for one in of.values() for name in one["values"]):
+            cells = [_measured(of.get(name), metric) for name in names]
+            rows.append(TableRow((what, metric, *cells)))
+    columns = (TableColumn("measured on", ""), TableColumn("", ""), *map(TableColumn, names))
+    return Table(columns, tuple(rows), is_whole=True) if rows else None
+
+
+def _measured(one: Mapping[str, Any] | None, name: str) -> str:
+    value = None if one is None else one["values"].get(name)
+    if one is None or value is None:
+        return DASH
+    error = one["errors"].get(name)
+    return with_error(name, finite(value), None if error is None else finite(error))
 
 
 def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]]) -> Grid:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.blocks import TakenApart
+from l2l_nas.report.charts.tables import Table
 from l2l_nas.report.history import RunHistory
 from l2l_nas.report.network import Network, in_order, with_cost
 from l2l_nas.report.results import Results
@@ -43,6 +44,7 @@ class Summary:
     steps: Mapping[str, float] = field(default_factory=dict)  # that each phase took; empty where they are not known
     config: str = ""  # all settings, as `config.yaml` has them
     apart: TakenApart | None = None  # what the network is made of that was taken apart; None where none was
+    texts: Table | None = None  # what was measured of its networks on texts; None where nothing was
 
     @property
     def is_finished(self) -> bool:

@@ -43,6 +43,23 @@ def figures_of(run: str, result: Mapping[str, Any], *, original: str) -> dict[st
     return found
 
 
+def texts_of(root: Path) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """What was measured on each text: of the "original", and of the best network or that of each size, by its name."""
+    whole = RunFolder(root).of_all_sizes
+    folders = {path.name: RunFolder(path) for path in sorted(whole.sizes.glob("*"))} if whole.sizes.is_dir() else {}
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for one in _read(whole):
+        if isinstance(one["of"], str):
+            found.setdefault(one["what"], {})["original"] = one
+    for name, folder in (folders or {"network": whole}).items():
+        entries = _read(folder)
+        best = _best(SavedRun(folder).result()) if entries else None
+        for one in entries:
+            if one["of"] == best:
+                found.setdefault(one["what"], {})[name] = one
+    return found
+
+
 def _best(result: Mapping[str, Any]) -> dict[str, Any]:
     """What tells the run's best network from others."""
     return {name: result["best"][name] for name in ("architecture", "values")}

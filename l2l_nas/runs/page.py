@@ -15,15 +15,16 @@ from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords, 
 from l2l_nas.files import write_atomically, yaml_text
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.nas.study.study import Study
-from l2l_nas.report.blocks import TakenApart
+from l2l_nas.report.blocks import TakenApart, text_table
 from l2l_nas.report.history import last_result, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import only_finite
 from l2l_nas.report.summary import Setting, Summary
 from l2l_nas.runs.command_line import resume_command, spell
+from l2l_nas.runs.evaluated import texts_of
 from l2l_nas.runs.fields import settings
-from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder import RunFolder, is_locked
 from l2l_nas.runs.folder_settings import above, read_settings, typeable
 from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.saved import SavedRun
@@ -71,6 +72,7 @@ def gather(
         result = last_result(events)
         found = None if result is None else _best_of(result)
         apart = None if result is None else TakenApart.from_json(result)
+        texts = None if result is None else text_table(texts_of(root))
     except _FOREIGN as error:
         raise _damaged(folder.study, error) from None
     # a page is handed on. The file has all that a resume needs, also passwords in arguments of a space.
@@ -94,7 +96,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, resume, seed,
-        steps=steps, config=yaml_text(config), apart=apart,
+        steps=steps, config=yaml_text(config), apart=apart, texts=texts,
     )  # fmt: skip
 
 
@@ -148,6 +150,17 @@ def page_of(root: Path, **about: Any) -> str:
 def _damaged(path: Path, error: Exception) -> StorageError:
     cause = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
     return StorageError(f"{path}: damaged ({' '.join(cause.split())[:200]}); restore it")
+
+
+def write_again(root: Path) -> None:
+    """Write the page of a run anew, if it has one.
+
+    Raises:
+        StorageError: as `page_of`, or it cannot be written.
+    """
+    folder = RunFolder(root).of_all_sizes
+    if folder.report.exists():
+        write_atomically(folder.report, page_of(folder.root, is_running=is_locked(folder.root)))
 
 
 class LivePage:

@@ -27,7 +27,7 @@ from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import EvaluateConf, GenerateConf
 from l2l_nas.text.generate import Sampling
-from l2l_nas.text.language import LanguageModel, evaluate_text, executor_of, gathered, is_small, write_on
+from l2l_nas.text.language import ANSWERS, LanguageModel, evaluate_text, executor_of, gathered, is_small, write_on
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
@@ -103,15 +103,12 @@ class Reading:
 
     def _open_model(self, original: bool) -> LanguageModel:
         conf = self.conf
+        options: dict[str, Any] = {"pool": conf.space.pool, "tokenizer": conf.tokenizer, "ranks": self.ranks}
+        opened = partial(open_model, conf.run, **options, tensor=conf.parallel.tensor)
         with self.ranks.exchange.working("the reading of the weights"):
-            self._model = open_model(
-                conf.run,
-                pool=conf.space.pool,
-                tokenizer=conf.tokenizer,
-                original=original,
-                ranks=self.ranks,
-                tensor=conf.parallel.tensor,
-            )
+            self._model = opened(original=original)
+            is_asked = getattr(conf, "task", "") == ANSWERS
+            self._original = opened(original=True) if is_asked else None
         return self._model
 
     def score_text(self, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:
@@ -121,7 +118,7 @@ class Reading:
 
     def _score_text(self, task: str, file: Path, stride: int) -> tuple[Score, int]:
         compare_files(self.ranks, file)
-        return evaluate_text(self._model, task, file, stride=stride)
+        return evaluate_text(self._model, task, file, stride=stride, original=self._original)
 
     def write(self, prompt: str, *, tokens: int, sampling: Sampling, show: Callable[[Iterator[str]], None]) -> None:
         """Have the model go on with a text; see `write_on`. Of a small model, ranks would only wait for each other.

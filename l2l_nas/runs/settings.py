@@ -326,7 +326,7 @@ class EvaluateConf(FoundConf):
     original: bool = setting(False, "measure what the run began with instead")
     split: str = setting("validation", "validation, test or train")
     recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved", least=0)
-    task: str = setting("", "wikitext, text, lambada, recall")
+    task: str = setting("", "wikitext, text, lambada, recall, answers")
     file: str = setting("", "file that the task reads")
     stride: int = setting(0, "new tokens in each window; 0: all of them")
     tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")

@@ -15,6 +15,7 @@ from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.text.answers import answers_of
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.documents import read_text
 from l2l_nas.text.generate import Sampling, generate
@@ -27,7 +28,8 @@ from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
-TASKS = ("wikitext", "text", "lambada", "recall")
+ANSWERS = "answers"
+TASKS = ("wikitext", "text", "lambada", "recall", ANSWERS)
 WINDOWS = ("wikitext", "text")  # of which a stride is
 # of the device's free memory, what weights may take that stay there
 _SHARE = 0.5
@@ -74,12 +76,16 @@ class LanguageModel:
         return length_of(self.server.whole_pool, self.tokenizer.size)
 
 
-def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:
+def evaluate_text(
+    model: LanguageModel, task: str, file: Path, *, stride: int = 0, original: LanguageModel | None = None
+) -> tuple[Score, int]:
     """Measure a language model on a file.
 
     Args:
-        task: "wikitext" or "text" for perplexity, "lambada" for last words, "recall" for words that were read once.
+        task: "wikitext" or "text" for perplexity, "lambada" for last words, "recall" for words that were read once,
+            "answers" for what the original writes.
         stride: see `perplexity_of`.
+        original: what it was found in; of "answers" alone.
 
     Returns:
         The figures, with their standard errors; and how many windows or passages there were.
@@ -89,7 +95,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         DataError, StorageError: the file or the network cannot be used.
     """
     check_task(task, file, stride=stride)
-    tasks = _tasks(model, task, file, stride)
+    tasks = _tasks(model, task, file, stride) if original is None else {0: _answers(original, file)}
     refuse_foresight(model.relay, model.architecture, model.length)
     scores = {name: _scored(model, *one) for name, one in tasks.items()}
     found, count = joined(scores) if task == "recall" else scores[0], sum(len(samples) for _, samples in tasks.values())
@@ -132,6 +138,11 @@ def _tasks(model: LanguageModel, task: str, file: Path, stride: int) -> dict[int
         return {0: wikitext(text, tokenizer, length=length, stride=stride, begin=begin)}
     words = len(text.split())
     return {0: perplexity_of(text, tokenizer, words=words, length=length, stride=stride, begin=begin)}
+
+
+def _answers(original: LanguageModel, file: Path) -> tuple[Task, Samples]:
+    given, text = (executor_of(original), original.architecture, original.tokenizer), read_text(file)
+    return answers_of(*given, text, length=original.length, begin=original.begin)
 
 
 def _scored(model: LanguageModel, measured: Task, samples: Samples) -> Score:

@@ -88,7 +88,7 @@ def test_a_folder_with_its_own_code_goes_out_again(tmp_path):
     formats = ["gguf", "hugging_face"]
     export = export_network(server, pool.original, tmp_path / "2", problem=problem, micro_batch=3, formats=formats)
     assert not export.refused
-    assert ": the model that it was found in has its own code." in (tmp_path / "2" / "README.md").read_text()
+    assert ": its layers differ." in (tmp_path / "2" / "README.md").read_text()
     again = published_pool(f"hf:{tmp_path / '2'}", length=17)
     assert torch.equal(plain_module(again, again.original)(TOKENS), expected)
     assert_computes(tmp_path / "2" / "model.gguf", expected)

@@ -30,7 +30,7 @@ def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypa
     text = "\n".join(topics.values())
     Path("text.txt").write_text(text[:12000])
     Path("held_out.txt").write_text(text[20000:20400])
-    assert [command for command, *_ in COMMANDS] == ["search", "evaluate", "evaluate", "export", "generate"]
+    assert [command for command, *_ in COMMANDS] == ["search", "evaluate", "evaluate", "evaluate", "export", "generate"]
     for command, *words in COMMANDS:
         small = SMALL if command == "search" else []
         assert main([command, *words, *small]) == 0, capsys.readouterr().err
@@ -48,6 +48,11 @@ def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypa
     card = Path("smaller/README.md").read_text()
     (row,) = re.findall(r"text of `held_out.txt` \(\w+\) token_perplexity \| ([\d.]+) ± \S+ \| ([\d.]+) ± ", card)
     assert row[0] != row[1]
+    page = Path("runs/smaller/report.html").read_text()
+    for table in (page, card):
+        assert re.search(r"answers of `held_out.txt` \(\w+\)\W+(?:<[^>]*>)*same_tokens|same_answers", table)
+    first, second = (value.split(".")[0] for value in row)
+    assert re.search(rf"token_perplexity</td>.*>{first}\.\d+ ± .*>{second}\.\d+ ± ", page)
     assert Path("smaller/model.gguf").exists()
     (program,) = PYTHON
     exec(compile(program, "smaller.md", "exec"), {})
