@@ -21,7 +21,7 @@ from typing import Any
 from l2l_nas.compress.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.compress.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.compress.block_speed import ScorePasses
-from l2l_nas.compress.block_training import DistilBlocks, divergences
+from l2l_nas.compress.block_training import FROM_ORIGINAL, DistilBlocks
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, SettingError
@@ -34,6 +34,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size, sizes_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.text.recall import num_repeated
 
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
@@ -89,7 +90,7 @@ class ScoreBlocks(Phase):
     """Scores each block, and proposes the best networks within the limits as the trials.
 
     Args:
-        scores: "exchange", "divergence" or "error"; see `blockwise`.
+        scores: "exchange", "divergence", "recall" or "error"; see `blockwise`.
         rounds: see [Note: rounds of scores]; the last one proposes.
         pairs: to be measured in a round at most.
         sizes: among which rounds, trials and finalists are divided, as shares; see [Note: sizes] in `sizes.py`.
@@ -122,12 +123,14 @@ class ScoreBlocks(Phase):
         if self._kind == "error":
             return speed
         pool, population = context.evaluator.server.pool, context.evaluator.budget.population
-        passes = ScorePasses(pool, population=population, extra=int(self._kind == "divergence"))
+        passes = ScorePasses(pool, population=population, extra=int(self._kind in FROM_ORIGINAL))
         singles = [changed(pool, [block]) for block in blocks_of(pool) if block not in _own(pool)]
         scored = passes([pool.original, *singles])
         if self._num_rounds > 1 and singles:
             pairs = min(self._most_pairs, len(singles)) / len(singles)  # which begin as late as single blocks do
             scored += (self._num_rounds - 1) * (_NETWORKS + pairs * scored)
+        if self._kind == "recall":
+            scored *= 1 + num_repeated(context.evaluator.validation) / len(context.evaluator.validation)
         return replace(speed, fixed=speed.fixed + scored * speed.score)
 
     @property
@@ -160,10 +163,10 @@ class ScoreBlocks(Phase):
 
     def _check_original(self, search: SearchContext) -> None:
         name = search.goals[0].name
-        if self._kind == "divergence" and not self._original:
+        if self._kind in FROM_ORIGINAL and not self._original:
             (whole,) = search.evaluator.score_all([search.pool.original])
             self._original = dict(whole or {})
-        if self._found[()] is None or (self._kind == "divergence" and name not in self._original):
+        if self._found[()] is None or (self._kind in FROM_ORIGINAL and name not in self._original):
             raise L2LError(
                 f"strategy=blockwise compares networks with the original, whose {name} on the validation part is not "
                 "finite or could not be measured; check its weights, or use scores=error"
@@ -171,7 +174,7 @@ class ScoreBlocks(Phase):
 
     def _metric(self, search: SearchContext) -> Goal:
         """What networks are scored by."""
-        return Goal("divergence", maximize=False) if self._kind == "divergence" else search.goals[0]
+        return Goal(self._kind, maximize=False) if self._kind in FROM_ORIGINAL else search.goals[0]
 
     def _trials(self, search: SearchContext) -> Iterator[Architecture]:
         """Networks to propose, the best first; of sizes, that one's next of which there are fewest.
@@ -220,7 +223,8 @@ class ScoreBlocks(Phase):
         left = [changes for changes in networks if changes not in self._found]
         search.callback.phase(phase, total=len(networks), done=len(networks) - len(left))
         name, evaluator = self._metric(search).name, search.evaluator
-        score = partial(evaluator.do, divergences) if self._kind == "divergence" else evaluator.score_all
+        own = FROM_ORIGINAL.get(self._kind)
+        score = evaluator.score_all if own is None else partial(evaluator.do, own)
         for start in range(0, len(left), search.budget.population):
             search.callback.poll()
             some = left[start : start + search.budget.population]
@@ -304,7 +308,7 @@ class ScoreBlocks(Phase):
         more = {"prediction": self._figures(search, predicted)} if self._rounds else {}
         goal = search.goals[0].name
         # of the original, with the scores of networks
-        first = self._original.get(goal) if self._kind == "divergence" else self._found.get(())
+        first = self._original.get(goal) if self._kind in FROM_ORIGINAL else self._found.get(())
         whole = {"values": {goal: first}, "costs": search.figures(pool.original)}
         original = {} if first is None else {"original": whole}
         scored_by = "error" if self._kind == "error" else self._metric(search).name

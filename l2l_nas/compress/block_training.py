@@ -27,7 +27,9 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.text.recall import repeated_passages
 from l2l_nas.training.metrics import measured
+from l2l_nas.training.samples import Samples
 from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtSamples, TaughtTask
 
 
@@ -152,17 +154,26 @@ class BlockWork:
 
 
 class AskForClasses(Phase):
-    """Refuses a task without classes before blocks are trained that could not be scored by `Divergence`."""
+    """Refuses a task without classes before blocks are trained that could not be scored by `Divergence`.
+
+    Args:
+        scores: "divergence", or "recall", which is of texts.
+    """
 
     is_saved = False
 
+    def __init__(self, scores: str) -> None:
+        self._scores = scores
+
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`. Raises SettingError: there are ranks."""
-        _refuse_ranks(server, "strategy.scores=divergence", "scores=exchange")
+        _refuse_ranks(server, f"strategy.scores={self._scores}", "scores=exchange")
 
     def run(self, search: SearchContext) -> None:
-        """See `Phase`. Raises DataError: the task has no classes."""
+        """See `Phase`. Raises DataError: the task has no classes, or the data are no texts that are long enough."""
         Divergence(search.evaluator.trainer.task)
+        if self._scores == "recall":
+            repeated_passages(search.evaluator.validation)
 
 
 class Teach(Phase):
@@ -222,17 +233,45 @@ def _refuse_ranks(server: ParamServer, what: str, instead: str) -> None:
         raise SettingError(f"{what}: several ranks cannot ask the original for its outputs; use {instead}")
 
 
-def divergences(evaluator: Evaluator, networks: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
+_Scores = list[Mapping[str, float] | None]
+
+
+def divergences(evaluator: Evaluator, networks: Sequence[Architecture]) -> _Scores:
     """As `Evaluator.score_all`, by the `Divergence` from the original's logits.
 
     Raises:
         DataError: the task has no classes.
     """
+    return _divergences_on(evaluator.validation, evaluator, networks)
+
+
+def recalls(evaluator: Evaluator, networks: Sequence[Architecture]) -> _Scores:
+    """The same with its sum over the validation part and over `repeated_passages` of it.
+
+    Raises:
+        DataError: the task has no classes, or the data are no texts that are long enough.
+    """
+    passages = repeated_passages(evaluator.validation)
+    found = [_divergences_on(samples, evaluator, networks) for samples in (evaluator.validation, passages)]
+    return [
+        None if one is None or other is None else {"recall": one["divergence"] + other["divergence"]}
+        for one, other in zip(*found, strict=True)
+    ]
+
+
+# what compares networks with the original, by the name of the score
+FROM_ORIGINAL: Mapping[str, Callable[[Evaluator, Sequence[Architecture]], _Scores]] = {
+    "divergence": divergences,
+    "recall": recalls,
+}
+
+
+def _divergences_on(validation: Samples, evaluator: Evaluator, networks: Sequence[Architecture]) -> _Scores:
     trainer = replace(evaluator.trainer, task=measured(Divergence(evaluator.trainer.task)))
     size = bytes_of(check_shapes(evaluator.server.pool).outputs)
     with contextlib.closing(relay_beside(evaluator.relay, evaluator.server)) as relay:
         teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
-        samples = TaughtSamples(evaluator.validation, lambda inputs: teacher(inputs)[:1], sample_bytes=size)
+        samples = TaughtSamples(validation, lambda inputs: teacher(inputs)[:1], sample_bytes=size)
         scorer = Evaluator(evaluator.relay, trainer, validation=samples, budget=evaluator.budget)
         scorer.provenance = evaluator.provenance  # which knows the weights
         return scorer.score_all(networks)

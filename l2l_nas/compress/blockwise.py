@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from l2l_nas.compress.block_division import MOST_BLOCK_STEPS
 from l2l_nas.compress.block_scores import ScoreBlocks
-from l2l_nas.compress.block_training import AskForClasses, DistilBlocks, Teach
+from l2l_nas.compress.block_training import FROM_ORIGINAL, AskForClasses, DistilBlocks, Teach
 from l2l_nas.compress.finetuning_rate import RATES, TryRates
 from l2l_nas.compress.imitation import BlockSettings
 from l2l_nas.compress.low_rank_recovery import TrainPairs
@@ -23,7 +23,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
 
-SCORES = ("exchange", "divergence", "error")
+SCORES = ("exchange", *FROM_ORIGINAL, "error")
 _ROUNDS = 3
 
 
@@ -47,7 +47,8 @@ def blockwise(
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
             part with this block in place of its own; "divergence", how far the network's probabilities are from the
-            original's then, see `Divergence`; "error", how well it imitates.
+            original's then, see `Divergence`; "recall", the sum of that and of the same where tokens stand again that
+            were read once, see `repeated_passages`; "error", how well it imitates.
         rounds: of scores: before trials are proposed, so many less one score the best predicted networks whole, and
             pairs of blocks where the prediction was wrong. None: 3; with "error" there is one.
         pairs: that a round measures at most.
@@ -71,7 +72,7 @@ def blockwise(
         if value < least:
             raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
     settings = BlockSettings(steps=MOST_BLOCK_STEPS if steps is None else steps, learning_rate=learning_rate)
-    asked = [AskForClasses()] if scores == "divergence" else []
+    asked = [AskForClasses(scores)] if scores in FROM_ORIGINAL else []
     taught = [Teach(teacher)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     recovery = [TrainPairs(lora)] if lora else []

@@ -41,7 +41,7 @@ from l2l_nas.compress.varied import (
     plain_config,
 )
 from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.layers import Heads, LowRankMap, ParallelBlock, SelfAttention
+from l2l_nas.layers import GatedDelta, Heads, LowRankMap, ParallelBlock, SelfAttention, StateSpace
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 from l2l_nas.training.published_format import MODELING
@@ -173,6 +173,8 @@ class _Written:
             entry[SKIP] = skipped
         for kind, part in block.items():
             func, args, options = part.factory.func, part.factory.args, part.factory.keywords
+            if func in (GatedDelta, StateSpace):
+                raise _not_expressed("it has layers with states; export it as program or state_dict", self._plain)
             if func is LowRankMap:
                 entry[MAPS[PARTS[kind]]] = args[1]
                 continue

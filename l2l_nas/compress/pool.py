@@ -26,8 +26,20 @@ from l2l_nas.compress.library import LibraryFiles, LibraryModel, told_of
 from l2l_nas.compress.model_card import LICENCES, model_card
 from l2l_nas.compress.rows import FAMILIES
 from l2l_nas.compress.varied import kind_of, model_of
-from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
+from l2l_nas.errors import SpaceError, StorageError, did_you_mean
+from l2l_nas.layers import (
+    DeltaHeads,
+    FeedForward,
+    GatedDelta,
+    Heads,
+    LowRankMap,
+    MixtureOfExperts,
+    ParallelBlock,
+    SelfAttention,
+    StateHeads,
+    StateSpace,
+    Style,
+)
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
@@ -37,6 +49,7 @@ from l2l_nas.training.formats import Call, ExportError, ExportSource, module_cal
 from l2l_nas.training.published_format import HuggingFaceFiles
 
 _KIND = "hf:"
+MIXERS = ("delta", "state_space")
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
 _NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
 _SUBLAYERS = (SelfAttention, LowRankMap, *_NETWORKS)
@@ -225,6 +238,7 @@ def published_pool(
     ranks: Sequence[float] = (),
     windows: Sequence[int] = (),
     linear: Sequence[float] = (),
+    mixers: Sequence[str] = (),
 ) -> PublishedPool:
     """A published model's layers, and smaller ones beside them that `strategy=blockwise` teaches to stand in for them.
 
@@ -243,6 +257,8 @@ def published_pool(
             are products already, there are no further ones, nor narrower ones.
         windows: of attention to so many tokens.
         linear: ranks of linear maps in place of a whole sub-layer, as shares of the width of the model.
+        mixers: of `MIXERS`, in place of causal attention: "delta", linear attention with a gate and the delta rule, and
+            "state_space", Mamba-2's. Their states do not grow with the text.
 
     Raises:
         StorageError: the files are missing, damaged, or not those of their config.
@@ -251,8 +267,8 @@ def published_pool(
     """
     published = open_published(name)
     if not has_family(published.config):
-        asked = {"widths": widths, "heads": heads, "groups": groups, "key_value": key_value}
-        asked |= {"ranks": ranks, "windows": windows, "linear": linear}
+        asked: dict[str, Sequence[object]] = {"widths": widths, "heads": heads, "groups": groups, "ranks": ranks}
+        asked |= {"key_value": key_value, "windows": windows, "linear": linear, "mixers": mixers}
         for setting in (name for name, values in asked.items() if values):
             raise SpaceError(
                 f"{setting}: a {published.config['model_type']} model has no smaller layers, and its blocks may be "
@@ -276,6 +292,8 @@ def published_pool(
             Candidate(name, partial(factory.func, *args, **{**factory.keywords, **options}))
             for name, args, options in smaller
         ]
+        if factory.func is SelfAttention:
+            more += _mixers(factory.args, position.name, mixers)
         if factory.func in _SUBLAYERS:
             more += _linear(factory, position.name, linear)
             more += [skip()] if skips else []
@@ -350,6 +368,21 @@ def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) 
     wanted.offered.update(found)
     for name, smaller in found.items():
         yield name, (hidden, smaller, *rest), {}
+
+
+def _mixers(args: tuple[Any, ...], position: str, names: Sequence[str]) -> Iterator[Candidate]:
+    """Layers with states in place of causal attention, of as many heads."""
+    hidden, heads, style = args
+    for name in names:
+        if name not in MIXERS:
+            raise SpaceError(f"mixers: no '{name}'{did_you_mean(name, MIXERS)}", position=position)
+    size = heads.size or hidden // heads.count
+    for name in names if heads.is_causal else ():
+        if name == "delta":
+            yield Candidate(name, partial(GatedDelta, hidden, DeltaHeads(heads.count, size), style=style))
+        else:
+            states = StateHeads(heads.count, size=size, state=size, groups=heads.count)
+            yield Candidate(name, partial(StateSpace, hidden, states, style=style))
 
 
 def _check_share(setting: str, share: float, position: str) -> None:

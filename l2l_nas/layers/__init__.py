@@ -10,6 +10,7 @@ from l2l_nas.layers.conv import (
     ResidualMLP,
     SeparableBlock,
 )
+from l2l_nas.layers.delta import DeltaHeads, GatedDelta
 from l2l_nas.layers.embedding import CappedHead, ClassHead, Embedding, MaskedHead
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.feed_forward import FeedForward
@@ -26,8 +27,10 @@ __all__ = [
     "ClassHead",
     "CoarseBlock",
     "ConvBlock",
+    "DeltaHeads",
     "Embedding",
     "FeedForward",
+    "GatedDelta",
     "Heads",
     "InvertedResidual",
     "LinearAttention",

@@ -17,6 +17,7 @@ from l2l_nas.report.text import format_value, with_error
 
 _MAX_CELLS = 6000
 _TAKEN = "\N{BLACK STAR}"
+_DIVERGENCE = "how far the network's probabilities are from the original's, in nats, of all tokens"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]]) -> G
     kinds = {
         "error": "how far a candidate's outputs are from those of the original's layer",
         "divergence": f"how far the network's probabilities are from the original's, in nats, {alone}",
+        "recall": f"{_DIVERGENCE}, and of those that stand again in a text, {alone}",
     }
     what = kinds.get(scored_by, f"how much worse {scored_by} is {alone}")
     behind = "the sizes whose networks took it" if taken else f"{_TAKEN} where the best network took it"

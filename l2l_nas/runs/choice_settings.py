@@ -120,7 +120,7 @@ class BlockwiseConf:
     samples: int = setting(64, "training samples to imitate on", PLAIN, least=2)
     steps: Optional[int] = setting(None, "steps of a block; null: 100, or search.time", PLAIN, least=0)
     learning_rate: float = setting(0.001, "peak learning rate of the blocks", PLAIN)
-    scores: str = setting("exchange", "of a block: exchange, divergence or error", PLAIN)
+    scores: str = setting("exchange", "of a block: exchange, divergence, recall or error", PLAIN)
     rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", PLAIN, least=1)
     pairs: int = setting(32, "pairs of blocks a round measures at most", PLAIN, least=0)
     sizes: list[float] = setting([], "for each, a network with this share removed", PLAIN)

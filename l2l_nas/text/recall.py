@@ -13,9 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from l2l_nas.errors import DataError
+from l2l_nas.space.values import as_tuple
 from l2l_nas.text.cloze import Passage
 from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.score import Score
 
 _SHARES = (1 / 8, 1 / 4, 1 / 2, 1)  # of what pairs and question leave of the network's input: tokens between them
@@ -24,6 +28,7 @@ _PAIRS = 4
 _WORD = re.compile(r"\b[^\W\d_]{4,8}\b")
 _LEAST_WORDS, _LEAST_ROOM = 32, 32
 _DRAWS = 100
+_REPEATED, _LEAST_REPEATED = 16, 4  # tokens that stand again
 _MARGIN = 4  # tokens: one that texts may begin with, and what a cut text takes more
 
 
@@ -89,6 +94,45 @@ class _Question:
         """Tokens of all but the stretch."""
         whole = self.passage("")
         return len(tokenizer.encode(whole.context + whole.between + whole.target))
+
+
+def num_repeated(samples: Samples) -> int:
+    """How many passages there are of so many samples."""
+    return min(len(samples), _PASSAGES)
+
+
+def repeated_passages(samples: Samples) -> Split:
+    """Texts in which tokens stand a second time, some distance behind the first, which are to be predicted there.
+
+    That is what attention's heads of induction do (arXiv 2209.11895). Unlike words that are asked for, it needs no
+    tokenizer. The tokens are drawn from those of the texts, in any order, so that the text itself does not tell them.
+
+    Args:
+        samples: of tokens, int64 [length], whose targets are the next ones.
+
+    Raises:
+        DataError: samples of another kind, or of too few tokens.
+    """
+    count = num_repeated(samples)
+    inputs, targets = samples.batch(torch.arange(count))
+    (tokens, *others), wanted = inputs, as_tuple(targets)
+    if others or tokens.dim() != 2 or tokens.dtype != torch.int64 or wanted[0].shape != tokens.shape:
+        raise DataError("strategy.scores=recall is of texts: samples of tokens, whose targets are the next ones")
+    length = tokens.shape[1]
+    size = min(_REPEATED, length // 8)
+    if size < _LEAST_REPEATED:
+        raise DataError(f"strategy.scores=recall: texts of {length} tokens; at least {8 * _LEAST_REPEATED} are needed")
+    generator = torch.Generator().manual_seed(0)
+    drawn = tokens.flatten()[torch.randint(tokens.numel(), (count, size), generator=generator)]
+    again, expected = tokens.clone(), torch.full_like(tokens, -1)
+    again[:, -size:] = drawn
+    for row in range(count):
+        distance = int(_SHARES[row % len(_SHARES)] * (length - 2 * size))
+        begin = length - 2 * size - distance
+        again[row, begin : begin + size] = drawn[row]
+        # the first half of them tells which these are
+        expected[row, length - size + size // 2 - 1 : -1] = drawn[row, size // 2 :]
+    return Split((again,), expected)
 
 
 def joined(scores: Mapping[int, Score]) -> Score:

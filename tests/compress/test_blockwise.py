@@ -143,7 +143,7 @@ def test_trials_that_would_not_use_the_blocks_are_refused(tmp_path):
 
 
 def test_settings_out_of_range_are_refused():
-    with pytest.raises(SettingError, match=r"strategy.scores: expected exchange, divergence or error, got 'best'"):
+    with pytest.raises(SettingError, match="expected exchange, divergence, recall or error, got 'best'"):
         blockwise(scores="best")
     with pytest.raises(SettingError, match=r"strategy.samples must be at least 2"):
         blockwise(samples=1)

@@ -120,6 +120,15 @@ def test_layers_that_differ_are_told_one_by_one(tmp_path, found):
     assert written.why == "its layers differ"
 
 
+def test_layers_with_states_are_no_model_of_transformers(tmp_path):
+    published("llama").save_pretrained(tmp_path)
+    pool = published_pool(f"hf:{tmp_path}", mixers=["delta"])
+    path = pool.path(pool.architecture(["original", "delta", *["original"] * 7]))
+    layers = [(pool.positions[layer.position].name, layer.candidate) for layer in path]
+    with pytest.raises(ExportError, match="it has layers with states; export it as program or state_dict"):
+        found_model(pool.published.config, layers)
+
+
 def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
     model, out = tmp_path / "model", tmp_path / "out"
     (model / "folder").mkdir(parents=True)

@@ -336,6 +336,25 @@ def test_a_window_is_smaller_than_that_of_the_layer(tmp_path):
     assert _offered(pool) == [["window_2"], ["window_6", "window_4", "window_2"]]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", "olmo2"])
+def test_layers_with_states_stand_in_for_causal_attention(saved, name):
+    _, folder = saved(name)
+    pool = published_pool(f"hf:{folder}", length=17, mixers=["delta", "state_space"])
+    names = [one.name for one in pool.positions[1].candidates]
+    assert names == (["original", "skip"] if name == "bert" else ["original", "delta", "state_space", "skip"])
+    x = torch.randn(8, 17, 32)
+    original, *others = [candidate.factory().eval() for candidate in pool.positions[1].candidates[:-1]]
+    for layer in others:
+        with torch.no_grad():
+            layer.begin_as(original, (x,))
+            assert layer(x).isfinite().all()
+            # a norm of what is added hides from least squares how much that is
+            is_near = (layer(x) - original(x)).square().mean() < (x - original(x)).square().mean()
+            assert is_near or name != "llama"
+    with pytest.raises(SpaceError, match="mixers: no 'deltas'; did you mean 'delta'"):
+        published_pool(f"hf:{folder}", mixers=["deltas"])
+
+
 def test_a_linear_map_has_those_of_lower_ranks(tmp_path):
     name = _of(tmp_path, layer_0={"attention_map": 8})
     pool = published_pool(name, linear=[0.25, 0.26, 0.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -59,3 +60,21 @@ def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypa
     (again,) = eval(capsys.readouterr().out.splitlines()[-1])
     assert written
     assert written in again
+
+
+@pytest.mark.slow
+def test_attention_gives_way_to_layers_with_states_within_a_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    save_small_llama("model", layers=3, places=64)
+    Path("text.txt").write_text("\n".join(topics.values())[:12000])
+    words = ["space.pool=hf:model", "data.source=text.txt", "folder=run", *SMALL, "data.length=48"]
+    words += ["space.args.widths=[]", "space.args.mixers=[delta,state_space]", "space.args.windows=[8]"]
+    words += ["strategy.sizes=[]", "strategy.scores=recall", "objectives.names=[loss]", "export=false"]
+    assert main(["search", "experiment=smaller", *words, "search.limits.cache_bytes=800"]) == 0, capsys.readouterr().err
+    result = json.loads(Path("run/result.json").read_text())
+    assert result["scored_by"] == "recall"
+    assert result["best"]["costs"]["cache_bytes"] <= 800
+    assert {"delta", "state_space", "window_8", "skip"} & {*result["best"]["architecture"]}
+    scores = {key.partition("/")[2] for key in result["blocks"]}
+    assert {"delta", "state_space", "window_8"} <= scores

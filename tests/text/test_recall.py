@@ -15,8 +15,9 @@ from l2l_nas import SGD, Candidate, LayerPool, ParamServer, Position, Relay, Ten
 from l2l_nas.__main__ import main
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.text.language import LanguageModel, evaluate_text
-from l2l_nas.text.recall import recall_passages
+from l2l_nas.text.recall import recall_passages, repeated_passages
 from l2l_nas.text.tokenizer import Bytes
+from l2l_nas.training.samples import Split
 from tests.compress.small_model import save_small_llama
 
 LENGTH = 320
@@ -108,6 +109,23 @@ def test_what_cannot_be_asked_is_refused(text):
         recall_passages(TEXT[:400], Bytes(), length=1024)
     with pytest.raises(SettingError, match="stride is of a text's windows, which task=recall has none of"):
         evaluate_text(model_of(8), "recall", text, stride=4)
+
+
+def test_tokens_stand_again_at_four_distances_and_the_second_half_of_them_is_asked_for():
+    tokens = torch.randint(500, (12, 65), generator=torch.Generator().manual_seed(1))
+    (again,), wanted = repeated_passages(Split((tokens[:, :-1],), tokens[:, 1:])).batch(torch.arange(12))
+    distances = set()
+    for row, targets in zip(again, wanted, strict=True):
+        key = row[-8:].tolist()
+        assert targets[-5:-1].tolist() == key[4:]
+        assert [place for place, one in enumerate(targets.tolist()) if one >= 0] == [59, 60, 61, 62]
+        begin = next(place for place in range(57) if row[place : place + 8].tolist() == key)
+        distances.add(56 - begin - 8)
+    assert distances == {6, 12, 24, 48}
+    with pytest.raises(DataError, match="texts of 24 tokens; at least 32 are needed"):
+        repeated_passages(Split((tokens[:, :24],), tokens[:, 1:25]))
+    with pytest.raises(DataError, match="is of texts"):
+        repeated_passages(Split((tokens[:, :-1],), tokens[:, 0]))
 
 
 @pytest.mark.slow
