@@ -203,7 +203,7 @@ def convolved(seen: Tensor, conv: nn.Conv1d, length: int, documents: Tensor | No
         [batch, length, channels].
     """
     if documents is None:
-        found = functional.conv1d(seen.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
+        found = functional.conv1d(seen.transpose(1, 2), conv.weight, conv.bias, groups=len(conv.weight))
         return found.transpose(1, 2)
     total = seen.new_zeros(()) if conv.bias is None else conv.bias
     (kernel,) = conv.kernel_size

@@ -138,7 +138,7 @@ BAD = {
     ("evaluate", "task=wikitex", "file=x"): "task: no task 'wikitex'; did you mean 'wikitext'?",
     ("evaluate", "task=wikitext"): "name the text to measure on: task=wikitext file=FILE",
     ("evaluate", "original=true"): "its pool has no original with weights",
-    ("evaluate", "file=x"): "file is of a task on text; add task=wikitext, text, lambada or recall",
+    ("evaluate", "file=x"): "file is of a task on text; add task=wikitext, text, lambada, recall or answers",
     ("evaluate", "task=text", "file=x", "split=test"): "split is of the run's own data; leave it out with task=text",
     ("evaluate", "task=lambada", "file={cloze}", "stride=3"): "stride is of a text's windows, which task=lambada has",
     ("evaluate", "task=lambada", "file={wiki}"): "line 2: no JSON",
