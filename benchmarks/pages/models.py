@@ -64,4 +64,14 @@ def _seconds(name: str, share: str) -> dict[str, float]:
     return {arm: sum(row.get(one, 0) for one in stages) for arm, row in rows.items() if arm.endswith(share)}
 
 
-BLOCKS = {"published": published, "pruning_smollm": smollm, "pruning_gemma": gemma}
+def own_layers() -> str:
+    """Steps on `transformers`' own modules over steps on this package's layers."""
+    lines = []
+    for model, rows in raw("own_layers")["models"].items():
+        for what, sides in rows.items():
+            shown = (f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in sides.values())
+            lines.append([model, what, *shown])
+    return markdown(["", "", "control", "whole blocks", "sub-layers taken apart"], lines)
+
+
+BLOCKS = {"published": published, "own_layers": own_layers, "pruning_smollm": smollm, "pruning_gemma": gemma}
