@@ -27,7 +27,7 @@ ROOMS: dict[str, dict[str, tuple[str, str]]] = {
     "models": {
         "published": ("a published model's figures, by the relay and by a plain loop", "10 minutes"),
         "pruning": ("a published model made smaller, by a search and other ways", "a day"),
-        "own_layers": ("published models by this package's layers, and by transformers' modules", "5 minutes"),
+        "own_layers": ("published models by layers of this package and of transformers", "7 minutes"),
         "cut_vocabulary": ("a published model with the tokens of some texts alone", "1 minute"),
         "language_training": ("GPT-2 and BERT in the relay and in plain PyTorch", "10 minutes"),
     },

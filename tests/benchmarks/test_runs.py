@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks import ROOT
 from benchmarks.__main__ import main
+from benchmarks.models import own_layers
 from benchmarks.models.pruners import PRUNERS
 from benchmarks.relay import small_networks, throughput
 from benchmarks.relay.work import StackSizes
@@ -171,6 +172,17 @@ def test_pruning_by_a_search(place):
     row = called(place / "out.json", *_pruning(place, "search"), "--search", small)["rows"]["search_25"]
     assert row["changed"]
     assert row["losses"] != row["losses_before"]
+
+
+@pytest.mark.slow
+def test_own_layers(tmp_path, monkeypatch):
+    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    monkeypatch.setattr(own_layers, "_SMALL", {**own_layers._SMALL, **small})
+    rows = called(tmp_path / "out.json", "own_layers", "--rounds", 6)["models"]
+    assert list(rows) == ["Llama", "Gemma 3"]
+    for model in rows.values():
+        assert [*model] == [f"{what}, {how}" for how in ("streamed", "on the device") for what in ("train", "score")]
+        assert all(side["pairs"] == 6 for row in model.values() for side in row.values())
 
 
 def test_cut_vocabulary(place):
