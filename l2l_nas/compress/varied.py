@@ -34,7 +34,7 @@ MAPS = {"attention": "attention_map", "mlp": "mlp_map"}
 RANK, WINDOW, WIDTH = "mlp_rank", "attention_window", "attention_width"
 OWN = (*MAPS.values(), RANK, WINDOW, WIDTH)
 # of the whole model, which no family knows
-_TOP = (LAYERS, "modules", "block_configs", "allow_global_per_layer_attribute_access")
+_TOP = (LAYERS, "modules", "block_configs", "allow_global_per_layer_attribute_access", "architectures")
 _MOST = 1 << 24
 
 
@@ -164,18 +164,15 @@ class _Varied:
     def family(self) -> Family:
         """The model."""
         entries = self._entries()
-        blocks: dict[int, list[Position]] = {number: [] for number in range(self._count)}
-        ends: list[Position] = []
-        for position in self._whole.positions:
-            place = block_of(position.name)
-            if place is None:
-                ends.append(position)
+        ends = [position for position in self._whole.positions if block_of(position.name) is None]
         sources = {key: one for key, one in self._whole.sources.items() if block_of(key[0]) is None}
-        for number, found in blocks.items():
-            layer = _Layer(self._row, number, entries.get(number, {}), self._family(entries.get(number, {})))
-            found += layer.positions
+        within: list[Position] = []
+        for number in range(self._count):
+            entry = entries.get(number, {})
+            layer = _Layer(self._row, number, entry, self._family(entry))
+            within += layer.positions
             sources |= layer.sources
-        positions = (ends[0], *(one for number in range(self._count) for one in blocks[number]), *ends[1:])
+        positions = (ends[0], *within, *ends[1:])
         return replace(self._whole, positions=positions, sources=sources, shapes=_shapes(positions, sources))
 
     def _entries(self) -> dict[int, Mapping[str, Any]]:

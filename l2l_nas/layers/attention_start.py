@@ -39,7 +39,12 @@ def slow_steps(count: int) -> Tensor:
     """Of each head, what softplus makes a decay of: a few tokens in the first, many in the last."""
     exponents = torch.linspace(0, 1, count) if count > 1 else torch.ones(1)
     rates = 1 / (_SHORTEST * (_LONGEST / _SHORTEST) ** exponents)
-    return rates + (-torch.expm1(-rates)).log()
+    return before_softplus(rates)
+
+
+def before_softplus(values: Tensor) -> Tensor:
+    """What softplus makes these of."""
+    return values + (-torch.expm1(-values)).log()
 
 
 def only_present(conv: nn.Conv1d) -> None:

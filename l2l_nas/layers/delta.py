@@ -76,22 +76,19 @@ class GatedDelta(Recurrence):
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Begin from attention of as many heads of this size; see `l2l_nas.layers.attention_start`."""
         found: Any = original
+        count, size = self.heads.count, self.heads.size
         self.take_norms(found)
-        for layer, weight in zip((self.query, self.key, self.value), heads_of(found, *self._sizes), strict=True):
+        for layer, weight in zip((self.query, self.key, self.value), heads_of(found, count, size), strict=True):
             layer.weight.copy_(weight)
         only_present(self.conv)
         for part in (self.replaced, self.forgets):
             part.weight.zero_()
         self.decay.zero_()
-        self.step.copy_(slow_steps(self.heads.count))
+        self.step.copy_(slow_steps(count))
         self.scale.fill_(1)
         fit_gate(self, self.gate.weight, inputs)
         self.out.weight.zero_()
         fit_last(self, found, inputs)
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        return self.heads.count, self.heads.size
 
 
 def _unit(x: Tensor) -> Tensor:

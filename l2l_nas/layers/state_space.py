@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from l2l_nas.layers.attention_start import fit_gate, fit_last, heads_of, only_present, slow_steps
+from l2l_nas.layers.attention_start import before_softplus, fit_gate, fit_last, heads_of, only_present, slow_steps
 from l2l_nas.layers.style import Cache, Residual, Style
 from l2l_nas.space.split import Attribute, Channels, Column, Row, SplitRule, Splits
 
@@ -71,7 +71,7 @@ class StateSpace(Recurrence):
         self.into = nn.Linear(hidden, self.inner + self.mixed + heads.count, bias=style.bias)
         self.conv = nn.Conv1d(self.mixed, self.mixed, heads.kernel, groups=self.mixed)
         steps = torch.empty(heads.count).uniform_(-6.9, -2.3).exp()  # from 0.001 to 0.1, as the authors' code
-        self.step = nn.Parameter(steps + (-torch.expm1(-steps)).log())  # softplus gives the steps
+        self.step = nn.Parameter(before_softplus(steps))
         self.decay = nn.Parameter(torch.arange(1, heads.count + 1).float().log())
         self.direct = nn.Parameter(torch.ones(heads.count))
         self.scale = nn.Parameter(torch.ones(self.inner))

@@ -72,9 +72,12 @@ def gather(
         result = last_result(events)
         found = None if result is None else _best_of(result)
         apart = None if result is None else TakenApart.from_json(result)
-        texts = None if result is None else text_table(texts_of(root))
     except _FOREIGN as error:
         raise _damaged(folder.study, error) from None
+    try:
+        texts = None if result is None else text_table(texts_of(root))
+    except _FOREIGN as error:
+        raise _damaged(folder.evaluations, error) from None
     # a page is handed on. The file has all that a resume needs, also passwords in arguments of a space.
     saved = read_settings(folder.config)
     config = without_passwords_in(saved.whole)

@@ -95,6 +95,8 @@ def evaluate_text(
         DataError, StorageError: the file or the network cannot be used.
     """
     check_task(task, file, stride=stride)
+    if (task == ANSWERS) != (original is not None):
+        raise SettingError(f"original is what task={ANSWERS} compares with, and of no other task; got task={task}")
     tasks = _tasks(model, task, file, stride) if original is None else {0: _answers(original, file)}
     refuse_foresight(model.relay, model.architecture, model.length)
     scores = {name: _scored(model, *one) for name, one in tasks.items()}

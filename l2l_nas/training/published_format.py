@@ -63,7 +63,7 @@ class HuggingFace(Format):
     """A folder that `transformers` loads: `config.json`, `model.safetensors`, the tokenizer, and the like.
 
     The pool knows how (`PublishedPool.hugging_face`, in `l2l_nas.compress`): which config the found network has, and
-    which published tensor each of its parameters is. A network that no family has comes with its own code.
+    which published tensor each of its parameters is. A network whose layers differ comes with its own code.
     """
 
     files = (f"{MODELING}.py", "README.md", "config.json", "model.safetensors")

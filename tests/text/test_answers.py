@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from l2l_nas.errors import DataError
+from l2l_nas.errors import DataError, SettingError
 from l2l_nas.text.answers import Answers
 from l2l_nas.text.language import evaluate_text
 from tests.text.test_recall import model_of
@@ -31,6 +31,14 @@ def test_tokens_behind_the_first_other_one_do_not_count():
         "same_answers": pytest.approx(1 / 3),
         "same_tokens": pytest.approx(5 / 12),
     }
+
+
+def test_an_original_goes_with_this_task_alone(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("many words " * 40)
+    for task, original in (("answers", None), ("text", model_of(64))):
+        with pytest.raises(SettingError, match=f"compares with, and of no other task; got task={task}"):
+            evaluate_text(model_of(64), task, path, original=original)
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):
